@@ -97,7 +97,7 @@ def test_a_lookup_by_computed_places_is_clipped():
 def test_a_primitive_without_a_form_is_named_with_its_source_line():
     with pytest.raises(UnsupportedError, match=r"sort .*onnx_test.py:\d+.*<lambda>\)"):
         to_onnx(lambda x: [jnp.sort(x)], [Tensor("x", (3,), FLOAT)], ["y"])
-    with pytest.raises(UnsupportedError, match=r"gather .*along one axis.*onnx_test.py"):
+    with pytest.raises(UnsupportedError, match=r"gather .*onnx_test.py"):
         to_onnx(
             lambda x, i: [jnp.take_along_axis(x, i, 1)],
             [Tensor("x", (3,), FLOAT), Tensor("i", (3,), INT)],

@@ -1,0 +1,173 @@
+"""Opens a bundle and checks it.
+
+    BUNDLE/manifest.json        format, and bytes and checksum of every other file; written last
+    BUNDLE/signature.json       see `signature`
+    BUNDLE/model.onnx           the dense part
+    BUNDLE/model.stablehlo      the same for XLA
+    BUNDLE/tables/<stack>.bin   rows in logical order, little-endian
+    BUNDLE/vocabularies.bin     see `index`
+    BUNDLE/model_card.md
+
+docs/decisions/0012-the-bundle.md of jaxrank has the reasons.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from jaxrank_serving.errors import BundleError
+from jaxrank_serving.signature import Signature, parse
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "jaxrank bundle", 1
+_PIECE = 1 << 22  # bytes read at once for a checksum
+_CHECKSUM = "checksum"
+
+
+class Bundle(NamedTuple):
+    """An open bundle.
+
+    version: checksum of the manifest, which identifies the content.
+    files: {relative path: (bytes, checksum)}.
+    """
+
+    path: Path
+    version: str
+    files: dict[str, tuple[int, str]]
+    signature: Signature
+
+    def file(self, name: str) -> Path:
+        """Returns the path of a file of the manifest.
+
+        Raises:
+            BundleError: the manifest does not have it.
+        """
+        if name not in self.files:
+            raise BundleError(f"{self.path}: must have the file {name!r}: found none of that name.")
+        return self.path / name
+
+    def verify(self) -> None:
+        """Reads all files and compares their checksums with those of the manifest.
+
+        Raises:
+            BundleError: a file has changed.
+        """
+        for name, (_, must) in self.files.items():
+            actual = checksum(self.path / name)
+            if actual != must:
+                raise BundleError(
+                    f"{self.path / name}: is corrupt: its checksum must be {must}: found {actual}."
+                    " Export the model again."
+                )
+
+
+def seal(tree: dict[str, Any]) -> str:
+    """Returns the checksum of a manifest without its own checksum."""
+    content = {key: value for key, value in tree.items() if key != _CHECKSUM}
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+def checksum(path: Path) -> str:
+    """Returns the xxh3_128 of a file."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def open_bundle(path: str | Path) -> Bundle:
+    """Opens a bundle. Checks the manifest, the sizes of all files, and the signature.
+
+    Raises:
+        BundleError: the bundle is absent, damaged, incomplete or of another format.
+    """
+    path = Path(path)
+    tree = _manifest(path)
+    files = _files(path, tree["files"])
+    name = "signature.json"
+    bundle = Bundle(path, tree[_CHECKSUM], files, parse(_read(path, name, files)))
+    _check_names(bundle)
+    return bundle
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        tree = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise BundleError(
+            f"{path}: no bundle, it has no {MANIFEST}. Run `jaxrank export --format=bundle`."
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{file}: must be readable as JSON: {error}.") from error
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise BundleError(f"{file}: must be of the format {FORMAT!r}: found another file.")
+    version = tree.get("format_version")
+    if version != VERSION:
+        hint = " Install a newer jaxrank-serving." if isinstance(version, int) else ""
+        raise BundleError(
+            f"{file}: must have format_version {VERSION}, which this program reads: found"
+            f" {version!r}.{hint}"
+        )
+    if tree.get("base") is not None:
+        raise BundleError(f"{path}: must be a whole bundle: found a delta of {tree['base']!r}.")
+    must = seal(tree)
+    if tree.get(_CHECKSUM) != must:
+        raise BundleError(
+            f"{file}: is corrupt: its checksum must be {must}: found {tree.get(_CHECKSUM)!r}."
+        )
+    return tree
+
+
+def _files(path: Path, entries: Any) -> dict[str, tuple[int, str]]:
+    """Checks the names and sizes of the files of a manifest."""
+    files = {}
+    for name, entry in entries.items():
+        parts = name.split("/")
+        if not all(re.fullmatch(r"[\w-][\w.-]*", part) for part in parts):
+            raise BundleError(f"{path}: a file must be within the bundle: found {name!r}.")
+        try:
+            size = (path / name).stat().st_size
+        except OSError as error:
+            raise BundleError(f"{path / name}: must exist: {error}.") from error
+        if size != entry["bytes"]:
+            raise BundleError(
+                f"{path / name}: must have {entry['bytes']:,} bytes: found {size:,}. The copy is"
+                " incomplete, or the file has changed."
+            )
+        files[name] = (size, entry[_CHECKSUM])
+    return files
+
+
+def _read(path: Path, name: str, files: dict[str, tuple[int, str]]) -> Any:
+    if name not in files:
+        raise BundleError(f"{path}: must have the file {name!r}: found none of that name.")
+    content = (path / name).read_bytes()
+    if xxhash.xxh3_128_hexdigest(content) != files[name][1]:
+        raise BundleError(f"{path / name}: is corrupt: it does not have its checksum.")
+    return json.loads(content)
+
+
+def _check_names(bundle: Bundle) -> None:
+    """Checks that the parts of a signature refer to parts that exist."""
+    signature = bundle.signature
+    stacks = {stack.name for stack in signature.stacks}
+    tables = {table.name for table in signature.tables}
+    columns = {column.name for column in signature.columns}
+    entries: list[Any] = [*signature.categorical, *signature.ragged]
+    features = {f.name for f in entries}
+    wrong = [t.name for t in signature.tables if t.stack not in stacks]
+    wrong += [f.name for f in entries if f.table not in tables]
+    wrong += [f.column for f in signature.dense if f.column not in columns]
+    wrong += [name for name in features if name not in columns]
+    wrong += [f.weights for f in signature.ragged if f.weights and f.weights not in columns]
+    for stack in signature.stacks:
+        read = (*(name for name, _ in stack.ids), *stack.lists, *stack.sequences)
+        wrong += [name for name in read if name not in features]
+        bundle.file(stack.file)
+    if wrong:
+        raise BundleError(f"{bundle.path}: signature.json must name existing parts: found {wrong}.")

@@ -1,0 +1,21 @@
+"""Errors of a bundle and of a request."""
+
+
+class BundleError(Exception):
+    """A bundle is absent, damaged, incomplete or of another format."""
+
+
+class RequestError(ValueError):
+    """A request has a value that training would have rejected, or lacks a feature.
+
+    Args:
+        column: name of the column.
+        row: index of the candidate, or None for the context.
+        must: requirement on the value.
+        found: the actual value as text.
+    """
+
+    def __init__(self, column: str, row: int | None, must: str, found: str):
+        self.column, self.row = column, row
+        where = "context" if row is None else f"candidate {row}"
+        super().__init__(f"{where}, {column}: must be {must}: found {found}.")

@@ -1,0 +1,63 @@
+"""The index of all vocabularies: (table, value) -> row, in one file that is mapped into memory.
+
+The file has three parts, little-endian:
+
+    u64[values]          xxh3_64 of each value in UTF-8, seeded by the table, in rising order
+    u32[2 ** bits + 1]   number of hashes whose first `bits` bits are below each prefix
+    i32[values]          the row of each value in its table
+
+A lookup reads the range of a prefix and bisects it `steps` times. No two values have equal hashes,
+because the writer changes the seeds until that holds. A value that is in no vocabulary has the row
+of another with probability values / 2^64.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxrank_serving.errors import BundleError
+from jaxrank_serving.signature import Index as Spec
+
+
+def file_bytes(values: int, bits: int) -> int:
+    """Returns the size of the file."""
+    return 12 * values + 4 * (2**bits + 1)
+
+
+class Index:
+    """Looks up the rows of values by their hashes. Opening it reads nothing.
+
+    Raises:
+        BundleError: the file has another size.
+    """
+
+    def __init__(self, path: Path, spec: Spec):
+        size = path.stat().st_size
+        if size != file_bytes(spec.values, spec.bits):
+            raise BundleError(
+                f"{path}: must have {file_bytes(spec.values, spec.bits):,} bytes for"
+                f" {spec.values:,} values: found {size:,}."
+            )
+        content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        hashes, prefixes = 8 * spec.values, 4 * (2**spec.bits + 1)
+        self._hashes = content[:hashes].view("<u8")
+        self._prefixes = content[hashes : hashes + prefixes].view("<u4")
+        self._rows = content[hashes + prefixes :].view("<i4")
+        self._steps, self._shift = spec.steps, np.uint64(64 - spec.bits)
+
+    def rows(self, hashes: np.ndarray, absent: int) -> np.ndarray:
+        """Returns i64[n], the row of each hash u64[n], or `absent`."""
+        count = len(self._hashes)
+        if not count:
+            return np.full(len(hashes), absent, np.int64)
+        prefix = (hashes >> self._shift).astype(np.int64)
+        low, high = self._prefixes[prefix].astype(np.int64), self._prefixes[prefix + 1]
+        high = high.astype(np.int64)
+        for _ in range(self._steps):
+            middle = (low + high) >> 1
+            is_below = self._hashes[np.minimum(middle, count - 1)] < hashes
+            is_below &= middle < high
+            low = np.where(is_below, middle + 1, low)
+            high = np.where(is_below, high, middle)
+        place = np.minimum(low, count - 1)
+        return np.where(self._hashes[place] == hashes, self._rows[place], absent).astype(np.int64)

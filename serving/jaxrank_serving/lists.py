@@ -1,0 +1,127 @@
+"""The ids and weights of columns of lists, by the rules of training."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrank_serving.errors import RequestError
+from jaxrank_serving.signature import Ragged
+from jaxrank_serving.values import TEXTS, Cells, elements, numbers
+
+_LEAST_WEIGHT = 1e-38
+_MOST_WEIGHT = float(np.finfo(np.float32).max)
+_MUST_WEIGHT = "0 or a finite number of at least 1e-38"
+
+
+class Lists(NamedTuple):
+    """Concatenated ids of lists, their lengths i64[n], weights f64[ids] if any, and counts of
+    truncation.
+    """
+
+    ids: Cells
+    lengths: np.ndarray
+    weights: np.ndarray | None
+    truncated: int
+    truncated_lists: int
+
+
+def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
+    """Returns the ids of a feature, without padding and truncated as the feature says."""
+    ids, lengths = elements(cells, entry.separator, entry.brackets)
+    weighing: list[Any] | None = None
+    kind = "text"
+    if weight_cells is not None:
+        flat, weight_lengths = elements(weight_cells, entry.separator, entry.brackets)
+        for i in np.flatnonzero(weight_lengths != lengths).tolist():
+            must = f"as many weights as {entry.name} has ids, {lengths[i]}"
+            row = None if weight_cells.is_context else i
+            raise RequestError(entry.weights, row, must, str(weight_lengths[i]))
+        weighing, kind = list(flat.values), weight_cells.column.type
+    elif entry.weight_separator:
+        names, weighing = _divided(entry, ids)
+        ids = ids._replace(values=names)
+    if entry.padding:
+        keep = np.array([not _is_padding(entry, v, ids.column.type) for v in ids.values], bool)
+        if not keep.all():
+            if weighing is not None:
+                weighing = [w for w, k in zip(weighing, keep.tolist(), strict=True) if k]
+            ids, lengths = _chosen(ids, lengths, keep)
+    for i, value in enumerate(ids.values):
+        if value is None or value == "" or value == b"":
+            ids.reject(i, "a list without empty ids")
+    weights = None if weighing is None else _weights(ids, weighing, kind)
+    over = lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
+    if not over.any():
+        return Lists(ids, lengths, weights, 0, 0)
+    if entry.on_overlong == "error":
+        i = int(np.flatnonzero(over)[0])
+        row = None if cells.is_context else i
+        must = f"a list of at most max_length={entry.max_length} ids"
+        raise RequestError(entry.name, row, must, str(lengths[i]))
+    ends = np.cumsum(lengths)
+    place = np.arange(len(ids.values)) - np.repeat(ends - lengths, lengths)
+    if entry.keep == "last":
+        place = np.repeat(lengths, lengths) - 1 - place
+    keep = place < entry.max_length
+    cut, cut_lengths = _chosen(ids, lengths, keep)
+    kept = None if weights is None else weights[keep]
+    return Lists(cut, cut_lengths, kept, int((~keep).sum()), int(over.sum()))
+
+
+def _chosen(ids: Cells, lengths: np.ndarray, keep: np.ndarray) -> tuple[Cells, np.ndarray]:
+    """Selects the ids where bool[ids] `keep` is True."""
+    assert ids.rows is not None
+    values = [v for v, k in zip(ids.values, keep.tolist(), strict=True) if k]
+    rows = ids.rows[keep]
+    return ids._replace(values=values, rows=rows), np.bincount(rows, minlength=len(lengths))
+
+
+def _is_padding(entry: Ragged, value: Any, kind: str) -> bool:
+    if value is None or value == "" or value == b"":
+        return "" in entry.padding
+    if isinstance(value, bytes):
+        return value in [p.encode() for p in entry.padding if p]
+    if isinstance(value, str) and kind in TEXTS:
+        return value in entry.padding
+    try:
+        return float(value) in _numeric(entry.padding)
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _numeric(padding: tuple[str, ...]) -> list[float]:
+    return [float(p) for p in padding if p.removeprefix("-").isdecimal() and p.isascii()]
+
+
+def _divided(entry: Ragged, ids: Cells) -> tuple[list[Any], list[Any]]:
+    """Splits texts "id:weight" into ids and weights. Padding needs no weight."""
+    names: list[Any] = []
+    weights: list[Any] = []
+    for i, value in enumerate(ids.values):
+        if value is None or value == "":
+            names.append(None)
+            weights.append(None)
+            continue
+        if not isinstance(value, str):
+            ids.reject(i, f"a text with {entry.weight_separator!r} between id and weight")
+        name, separator, weight = value.rpartition(entry.weight_separator)
+        if separator:
+            names.append(name or None)
+            weights.append(weight)
+        elif entry.padding and value in entry.padding:
+            names.append(value)
+            weights.append(None)
+        else:
+            ids.reject(i, f"an id and a weight with {entry.weight_separator!r} between them")
+    return names, weights
+
+
+def _weights(ids: Cells, weighing: list[Any], kind: str) -> np.ndarray:
+    column = ids.column.__class__(f"weights of {ids.column.name}", kind, True, "any", True, None)
+    cells = ids._replace(values=weighing, column=column)
+    weights = numbers(cells, _MUST_WEIGHT)
+    with np.errstate(invalid="ignore"):
+        valid = (weights == 0) | ((weights >= _LEAST_WEIGHT) & (weights <= _MOST_WEIGHT))
+    for i in np.flatnonzero(~valid).tolist():
+        cells.reject(i, _MUST_WEIGHT)
+    return weights

@@ -1,0 +1,335 @@
+"""Scores candidates: raw values in, a probability per task and candidate out."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import onnxruntime
+
+from jaxrank_serving.bundle import Bundle, open_bundle
+from jaxrank_serving.encoder import Encoder, Features
+from jaxrank_serving.errors import BundleError, RequestError
+from jaxrank_serving.index import Index
+from jaxrank_serving.signature import Column, Signature
+from jaxrank_serving.tables import StackRows
+from jaxrank_serving.values import Cells
+
+_LOG_COUNT_LIMIT = 30.0  # that of training
+LOGITS = "logits"
+
+# A dict of {column: value} for each candidate, or {column: values}.
+Candidates: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+
+
+class Counts(NamedTuple):
+    """Numbers of values of a feature since the bundle was loaded.
+
+    A value of the context counts once per request.
+
+    missing, unknown: values that are absent, or in no vocabulary.
+    out_of_range: row numbers out of range, to which `on_bad_id` applied.
+    truncated, truncated_lists: ids that were cut from lists, and the lists.
+    """
+
+    values: int
+    missing: int
+    unknown: int
+    out_of_range: int
+    truncated: int
+    truncated_lists: int
+
+
+class _Given(NamedTuple):
+    """Values of a column, and the indices of the candidates that lack it."""
+
+    values: Sequence[Any]
+    absent: list[int]
+
+
+class DensePart(Protocol):
+    """The dense part of a model: arrays f[n, ...] by name -> logits f32[n, outputs]."""
+
+    def __call__(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray: ...
+
+
+class Scorer:
+    """A loaded bundle. Threads may call its methods at the same time.
+
+    Args:
+        bundle: an open bundle.
+        dense_part: computes logits in place of the bundle's ONNX model.
+        threads: of ONNX Runtime per request.
+        hash_key: key of the data, for bundles with keyed hashes.
+
+    Raises:
+        BundleError: the bundle has no ONNX model, or a file does not match its signature.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        dense_part: DensePart | None = None,
+        threads: int = 1,
+        hash_key: bytes | None = None,
+    ):
+        self.bundle = bundle
+        signature = bundle.signature
+        index = Index(bundle.file(signature.index.file), signature.index)
+        self._encoder = Encoder(signature, index, hash_key)
+        self._rows = {stack.name: StackRows(bundle, stack) for stack in signature.stacks}
+        self._dense_part = dense_part or _onnx(bundle, threads)
+        self._columns = {column.name: column for column in signature.columns}
+        self._lengths = {f.name: f.max_length for f in signature.ragged}
+        self._lock = threading.Lock()
+        self._counts: dict[str, np.ndarray] = {}
+
+    @property
+    def signature(self) -> Signature:
+        """The meaning of the bundle."""
+        return self.bundle.signature
+
+    def score(
+        self,
+        context: Mapping[str, Any],
+        candidates: Candidates,
+    ) -> dict[str, np.ndarray]:
+        """Scores the candidates of one request.
+
+        A feature is read from the context or from the candidates. None and "" are missing values.
+
+        Args:
+            context: {column: value} that all candidates share.
+            candidates: a dict of {column: value} for each candidate, or {column: values}.
+
+        Returns:
+            {output: f64[candidates]}, see `signature.Output`.
+
+        Raises:
+            RequestError: a required feature is absent, unknown or given twice, or a value is one
+                that training rejects.
+        """
+        columns, rows = self._cells(context, candidates)
+        if not rows:
+            return {output.name: np.zeros(0) for output in self.signature.outputs}
+        features = self._encoder.encode(columns, rows)
+        logits = self._dense_part(self.arrays(features, rows))
+        self._count(features)
+        return {
+            output.name: prediction(logits[:, i], output.kind)
+            for i, output in enumerate(self.signature.outputs)
+        }
+
+    def encode(
+        self,
+        context: Mapping[str, Any],
+        candidates: Candidates,
+    ) -> tuple[Features, int]:
+        """Returns the encoded features of a request, and the number of candidates."""
+        columns, rows = self._cells(context, candidates)
+        return self._encoder.encode(columns, rows), rows
+
+    def counts(self) -> dict[str, Counts]:
+        """Returns the counts of each feature since the bundle was loaded."""
+        with self._lock:
+            return {name: Counts(*map(int, counts)) for name, counts in self._counts.items()}
+
+    def arrays(self, features: Features, rows: int) -> dict[str, np.ndarray]:
+        """Returns the inputs of the dense part by name, with the vectors of the tables."""
+        arrays = {"dense": features.dense}
+        for stack in self.signature.stacks:
+            table = self._rows[stack.name]
+            if stack.ids or stack.sequences:
+                place = len(stack.ids)
+                places = place + sum(self._lengths[name] for name in stack.sequences)
+                wanted = np.full((rows, places), stack.rows, np.int64)
+                for i, (feature, number) in enumerate(stack.ids):
+                    wanted[:, i] = features.ids[feature][:, number]
+                filled = np.zeros((rows, places), bool)
+                filled[:, :place] = True
+                for feature in stack.sequences:
+                    end = place + self._lengths[feature]
+                    wanted[:, place:end], filled[:, place:end] = _sequence(
+                        *features.lists[feature][:2], end - place, stack.rows
+                    )
+                    place = end
+                arrays[f"{stack.name}_ids"] = table.read(wanted)
+                if stack.sequences:
+                    arrays[f"{stack.name}_filled"] = filled
+            if stack.lists:
+                parts = [features.lists[name] for name in stack.lists]
+                arrays[f"{stack.name}_lists"] = _combined(table, parts, rows, stack.dim)
+        return arrays
+
+    def _count(self, features: Features) -> None:
+        with self._lock:
+            for name, counts in features.counts.items():
+                if name in self._counts:
+                    self._counts[name] += counts
+                else:
+                    self._counts[name] = counts
+
+    def _cells(
+        self,
+        context: Mapping[str, Any],
+        candidates: Candidates,
+    ) -> tuple[dict[str, Cells], int]:
+        """Returns the values of every column, and the number of candidates."""
+        if not isinstance(context, Mapping):
+            raise RequestError("context", None, "an object of features", f"{context!r:.80}")
+        given, rows = _as_columns(candidates)
+        for name in (*context, *given):
+            if name not in self._columns:
+                found = f"{name!r}, the features are {sorted(self._columns)}"
+                raise RequestError(str(name), None, "a feature of the model", f"{found:.400}")
+        return {c.name: self._cells_of(c, context, given) for c in self._columns.values()}, rows
+
+    def _cells_of(
+        self, column: Column, context: Mapping[str, Any], given: Mapping[str, _Given]
+    ) -> Cells:
+        name = column.name
+        if name in context and name in given:
+            must = "given once, in the context or with the candidates"
+            raise RequestError(name, None, must, "it in both")
+        if name in context:
+            if column.source == "candidate":
+                raise RequestError(name, None, "given with each candidate", "it in the context")
+            return Cells([context[name]], column, True)
+        if name in given:
+            if column.source == "context":
+                raise RequestError(name, 0, "given in the context", "it with the candidates")
+            values, absent = given[name]
+            if absent:
+                if column.required:
+                    must = "given, or null if it is missing"
+                    raise RequestError(name, absent[0], must, "nothing")
+                values = [column.default if i in absent else v for i, v in enumerate(values)]
+            return Cells(values, column, False)
+        if column.required:
+            raise RequestError(name, None, "given, or null if it is missing", "nothing")
+        return Cells([column.default], column, True)
+
+
+def _as_columns(candidates: Candidates) -> tuple[dict[str, _Given], int]:
+    """Returns {column: values}, and the number of candidates."""
+    if isinstance(candidates, Mapping):
+        return _checked_columns(candidates)
+    if isinstance(candidates, str | bytes) or not isinstance(candidates, Sequence):
+        must = "a list of candidates, or columns of values"
+        raise RequestError("candidates", None, must, f"{candidates!r:.80}")
+    for i, candidate in enumerate(candidates):
+        if not isinstance(candidate, Mapping):
+            raise RequestError("candidate", i, "an object of features", f"{candidate!r:.80}")
+    columns: dict[str, _Given] = {}
+    for name in candidates[0] if candidates else ():
+        try:
+            columns[name] = _Given([candidate[name] for candidate in candidates], [])
+        except KeyError:
+            columns[name] = _partly_given(candidates, name)
+    if any(len(candidate) != len(columns) for candidate in candidates):
+        for candidate in candidates:
+            for name in candidate.keys() - columns.keys():
+                columns[name] = _partly_given(candidates, name)
+    return columns, len(candidates)
+
+
+def _partly_given(candidates: Sequence[Mapping[str, Any]], name: str) -> _Given:
+    absent = [i for i, candidate in enumerate(candidates) if name not in candidate]
+    return _Given([candidate.get(name) for candidate in candidates], absent)
+
+
+def _checked_columns(candidates: Mapping[str, Sequence[Any]]) -> tuple[dict[str, _Given], int]:
+    columns: dict[str, _Given] = {}
+    for name, values in candidates.items():
+        values = values.tolist() if isinstance(values, np.ndarray) else values
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+            raise RequestError(str(name), None, "a list of values", f"{values!r:.80}")
+        columns[name] = _Given(values, [])
+    lengths = {len(given.values) for given in columns.values()}
+    if len(lengths) > 1:
+        found = f"lengths {sorted(lengths)}"
+        raise RequestError("candidates", None, "columns of one length", found)
+    return columns, max(lengths, default=0)
+
+
+def _sequence(
+    rows: np.ndarray, lengths: np.ndarray, most: int, zeros: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns i64[n or 1, most] the rows of lists, and bool[n or 1, most] the filled places."""
+    filled = np.arange(most) < lengths[:, None]
+    matrix = np.full(filled.shape, zeros, np.int64)
+    matrix[filled] = rows
+    return matrix, filled
+
+
+def _combined(table: StackRows, parts: Sequence[Any], rows: int, dim: int) -> np.ndarray:
+    """Returns f32[n, features, dim], the weighted sums of lists, read by one call."""
+    indices = np.concatenate([part[0] for part in parts])
+    lengths = np.concatenate([part[1] for part in parts])
+    factors = np.concatenate([part[2] for part in parts])
+    sums = np.zeros((len(lengths), dim), np.float32)
+    filled = lengths > 0
+    if filled.any():
+        vectors = table.read(indices) * factors[:, None]
+        starts = (np.cumsum(lengths) - lengths)[filled]
+        sums[filled] = np.add.reduceat(vectors, starts, axis=0)
+    result = np.empty((rows, len(parts), dim), np.float32)
+    start = 0
+    for i, (_, own, _) in enumerate(parts):
+        result[:, i] = sums[start : start + len(own)]
+        start += len(own)
+    return result
+
+
+def prediction(logits: np.ndarray, kind: str) -> np.ndarray:
+    """Returns f64[n]: a probability, an expected count or a number, from logits f32[n]."""
+    x = logits.astype(np.float64)
+    if kind == "binary":
+        e = np.exp(-np.abs(x))
+        return np.where(x >= 0, 1.0, e) / (1 + e)
+    return np.exp(np.minimum(x, _LOG_COUNT_LIMIT)) if kind == "count" else x
+
+
+def _onnx(bundle: Bundle, threads: int) -> DensePart:
+    """Opens the ONNX model of a bundle."""
+    name = bundle.signature.model.onnx
+    if not name:
+        raise BundleError(
+            f"{bundle.path}: must have a model in ONNX: found StableHLO only, which XLA runs."
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    try:
+        session = onnxruntime.InferenceSession(
+            bundle.file(name).read_bytes(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # ONNX Runtime raises its own types
+        raise BundleError(f"{bundle.path / name}: must be readable: {error}.") from error
+    read = {tensor.name for tensor in session.get_inputs()}
+
+    def run(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return session.run([LOGITS], {n: a for n, a in arrays.items() if n in read})[0]
+
+    return run
+
+
+def load(
+    path: str | Path, *, threads: int = 1, hash_key: bytes | None = None, verify: bool = False
+) -> Scorer:
+    """Loads a bundle that `jaxrank export` wrote. Tables are mapped, not read.
+
+    Args:
+        path: directory of the bundle.
+        threads: of ONNX Runtime per request.
+        hash_key: key of the data, for bundles with keyed hashes.
+        verify: whether the content of all files is compared with their checksums first.
+
+    Raises:
+        BundleError: the bundle is absent, damaged or of another format, or the key is another one.
+    """
+    bundle = open_bundle(path)
+    if verify:
+        bundle.verify()
+    return Scorer(bundle, threads=threads, hash_key=hash_key)

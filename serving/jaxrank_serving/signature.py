@@ -1,0 +1,219 @@
+"""The meaning of a bundle: its raw columns, their encodings, the tables and the model."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrank_serving.errors import BundleError
+
+SOURCES = ("any", "context", "candidate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A prediction.
+
+    kind: "binary": a probability; "real": a number; "count": an expected count.
+    given: the task that the probability is conditional on, or "".
+    """
+
+    name: str
+    task: str
+    kind: str
+    given: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A raw column of a request.
+
+    type: of the column in the training data, such as "text", "int64" or "float32".
+    is_list: True if cells are lists of values of that type.
+    source: "context", "candidate", or "any" of both.
+    required: False if a request may omit it. It then has the value `default`.
+    """
+
+    name: str
+    type: str
+    is_list: bool
+    source: str
+    required: bool
+    default: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A number: (x - mean) / std of x or, with `log`, of sign(x) log(1 + |x|). 0 where missing.
+
+    index: of the number in a cell of `length` numbers.
+    missing_indicator: True if it is followed by 1 where the value is missing, else 0.
+    """
+
+    name: str
+    column: str
+    index: int
+    length: int
+    separator: str
+    log: bool
+    mean: float
+    std: float
+    missing_indicator: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical:
+    """`length` ids per cell, each with its own vector.
+
+    encoding: "vocabulary", "hash", "integer" or "bucket".
+    boundaries: of buckets; empty for other encodings.
+    """
+
+    name: str
+    table: str
+    encoding: str
+    length: int
+    separator: str
+    brackets: str
+    salt: str
+    boundaries: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """A list of ids. The fields are those of `features.ragged` in jaxrank's config."""
+
+    name: str
+    table: str
+    encoding: str
+    separator: str
+    brackets: str
+    padding: tuple[str, ...]
+    weights: str
+    weight_separator: str
+    combiner: str
+    max_length: int
+    on_overlong: str
+    keep: str
+    salt: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table: rows `offset` to `offset + rows - 1` of its stack.
+
+    on_bad_id: policy for a row number that is out of range.
+    seed: of the hashes of its values in the index.
+    """
+
+    name: str
+    stack: str
+    offset: int
+    rows: int
+    encoding: str
+    on_bad_id: str
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Tables of one dimension, in one file. A last row of zeros is read where nothing is.
+
+    rows: without the last one.
+    dtype: "float32", "bfloat16" or "int8"; int8 has a factor per row in the file `scales`.
+    ids: [feature, place] of each vector of the input `<name>_ids`.
+    lists: features of the vectors of the input `<name>_lists`.
+    sequences: features whose vectors follow those of `ids`, `max_length` places each.
+    """
+
+    name: str
+    dim: int
+    rows: int
+    dtype: str
+    file: str
+    scales: str
+    ids: tuple[tuple[str, int], ...]
+    lists: tuple[str, ...]
+    sequences: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """The index from values to rows; see `index.Index`."""
+
+    file: str
+    values: int
+    bits: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Files of the dense part; "" for one that is absent.
+
+    inputs: names of its inputs, in order.
+    """
+
+    onnx: str
+    stablehlo: str
+    inputs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The content of signature.json.
+
+    model: files of the dense part.
+    missing_texts: texts that stand for a missing value in any text column.
+    hash_key: fingerprint of the key of a store with keyed hashes, or "".
+    origin: the run, the checkpoint and versions.
+    """
+
+    outputs: tuple[Output, ...]
+    columns: tuple[Column, ...]
+    dense: tuple[Dense, ...]
+    categorical: tuple[Categorical, ...]
+    ragged: tuple[Ragged, ...]
+    tables: tuple[Table, ...]
+    stacks: tuple[Stack, ...]
+    index: Index
+    model: Model
+    missing_texts: tuple[str, ...]
+    hash_key: str
+    origin: Mapping[str, Any]
+
+
+def parse(tree: Any, where: str = "signature.json") -> Signature:
+    """Reads a signature from plain data.
+
+    Raises:
+        BundleError: a field is missing or has another type.
+    """
+    return _parsed(Signature, tree, where)
+
+
+def _parsed(kind: Any, value: Any, where: str) -> Any:
+    if kind is Any:
+        return value
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict) or not hints.keys() <= value.keys():
+            raise BundleError(f"{where}: must have the fields {sorted(hints)}: found {value!r:.80}")
+        fields = {n: _parsed(hint, value[n], f"{where}.{n}") for n, hint in hints.items()}
+        return kind(**fields)  # type: ignore[operator]
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise BundleError(f"{where}: must be a list: found {value!r:.80}")
+        inner = typing.get_args(kind)
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        if len(kinds) != len(value):
+            raise BundleError(f"{where}: must have {len(kinds)} values: found {value!r:.80}")
+        parts = zip(kinds, value, strict=True)
+        return tuple(_parsed(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(parts))
+    if origin is not None:
+        kind = dict
+    is_valid = type(value) is kind or (kind is float and type(value) is int)
+    if not is_valid:
+        raise BundleError(f"{where}: must be {kind.__name__}: found {value!r:.80}")
+    return value

@@ -1,0 +1,240 @@
+"""Converts raw values of a request by the type that their column had in training.
+
+JSON has fewer types than Arrow: `36`, `"36.0"` and `true` mean what the trained column makes of
+them. A value of another type than the column's is converted where only one meaning is possible.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from jaxrank_serving.brackets import is_bracketed, read
+from jaxrank_serving.errors import RequestError
+from jaxrank_serving.signature import Column
+
+TEXTS = ("text", "binary")
+# From this value on, integers share a float.
+EXACT_BELOW = {"float16": 2**11, "float32": 2**24, "float64": 2**53}
+_WHOLE = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_MOST_DIGITS = 400
+_ID = "text or a whole number"
+
+
+class Cells(NamedTuple):
+    """Values of a column, one per candidate or a single one of the context.
+
+    row: index of the candidate of each value; None: values are in order, or of the context.
+    """
+
+    values: Sequence[Any]
+    column: Column
+    is_context: bool
+    rows: np.ndarray | None = None
+
+    def reject(self, index: int, must: str) -> NoReturn:
+        """Raises RequestError for a value."""
+        row = None
+        if not self.is_context:
+            row = int(self.rows[index]) if self.rows is not None else index
+        value = self.values[index]
+        found = "an empty value" if value is None or value == "" else f"{value!r:.80}"
+        raise RequestError(self.column.name, row, must, found)
+
+
+def texts(cells: Cells) -> list[str | None]:
+    """Returns ids as text, None where missing."""
+    kind = cells.column.type
+    values = list(cells.values)
+    types = set(map(type, values))
+    if types <= {str, type(None)} and kind in TEXTS:
+        return [value or None for value in values] if "" in values else values
+    if types == {int} and kind.startswith(("int", "uint")):
+        return list(map(str, values))
+    result: list[str | None] = []
+    for i, value in enumerate(values):
+        try:
+            result.append(_text(value, kind))
+        except (ValueError, TypeError, KeyError, OverflowError):
+            cells.reject(i, f"{_ID}, of a column of type {kind}")
+    return result
+
+
+def _text(value: Any, kind: str) -> str | None:
+    """Returns an id as text. Raises ValueError or TypeError if it is invalid."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or value == "" or value == b"":
+        return None
+    if kind in TEXTS:
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise TypeError
+        return value if isinstance(value, str) else repr(_finite(value))
+    if kind == "bool":
+        return str(int(_boolean(value)))
+    return str(_whole(value, kind))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not np.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, str):
+        return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+    if value not in (0, 1):
+        raise ValueError
+    return bool(value)
+
+
+def _whole(value: Any, kind: str) -> int:
+    """Returns a whole number of a column of numbers."""
+    if isinstance(value, str):
+        if len(value) > _MOST_DIGITS:
+            raise ValueError
+        if _WHOLE.fullmatch(value):
+            value = int(value)
+        elif _NUMBER.fullmatch(value):
+            value = float(value)
+    if isinstance(value, float):
+        if not value.is_integer() or abs(value) >= 2**53 > EXACT_BELOW.get(kind, 0):
+            raise ValueError
+        value = int(value)
+    if not isinstance(value, int):
+        raise TypeError
+    number = int(value)
+    if EXACT_BELOW.get(kind, 2**70) <= abs(number) < 2**63:
+        raise ValueError
+    return number
+
+
+def row_numbers(cells: Cells) -> list[int | None]:
+    """Returns ids that are row numbers, None where missing, of any size."""
+    kind = cells.column.type
+    values = list(cells.values)
+    if set(map(type, values)) == {int} and kind.startswith(("int", "uint")):
+        return values
+    result: list[int | None] = []
+    for i, value in enumerate(values):
+        try:
+            result.append(_row_number(value, kind))
+        except (ValueError, TypeError, KeyError, OverflowError):
+            cells.reject(i, "a whole number, or empty")
+    return result
+
+
+def _row_number(value: Any, kind: str) -> int | None:
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or value == "":
+        return None
+    if kind in TEXTS:
+        if isinstance(value, bool):
+            raise TypeError
+        if isinstance(value, str):
+            if len(value) > _MOST_DIGITS or not _WHOLE.fullmatch(value):
+                raise ValueError
+            return int(value)
+        return _whole(value, "int64")
+    if kind == "bool":
+        return int(_boolean(value))
+    if isinstance(value, float):
+        if not value.is_integer():  # also infinity and NaN
+            raise ValueError
+        return int(value)
+    return _whole(value, "int64")
+
+
+def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
+    """Returns f64[n], NaN where missing."""
+    kind = cells.column.type
+    values = list(cells.values)
+    types = set(map(type, values))
+    if types <= {int, float}:
+        try:
+            result = np.array(values, np.float64)
+        except OverflowError:
+            result = np.array([_float(value) for value in values])
+    else:
+        result = np.empty(len(values))
+        for i, value in enumerate(values):
+            try:
+                result[i] = _number(value, kind)
+            except (ValueError, TypeError, KeyError, OverflowError):
+                cells.reject(i, must)
+    if kind in ("float32", "float16"):
+        with np.errstate(over="ignore"):
+            result = result.astype(kind).astype(np.float64)
+    bad = np.flatnonzero(~np.isfinite(result))
+    for i in bad.tolist():
+        if not (values[i] is None or values[i] == ""):
+            cells.reject(i, must)
+    return result
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf
+
+
+def _number(value: Any, kind: str) -> float:
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or value == "":
+        return np.nan
+    if kind == "bool":
+        return float(_boolean(value))
+    if isinstance(value, str):
+        if len(value) > _MOST_DIGITS or not _NUMBER.fullmatch(value):
+            raise ValueError
+        return float(value)
+    if not isinstance(value, int | float) or (isinstance(value, bool) and kind in TEXTS):
+        raise TypeError
+    return float(value)
+
+
+def elements(
+    cells: Cells, separator: str, brackets: str, must: str = "a list"
+) -> tuple[Cells, np.ndarray]:
+    """Returns the concatenated elements of a column of lists, and the lengths i64[n].
+
+    A missing list has length 0. A list is accepted in place of a text with separators.
+    """
+    flat: list[Any] = []
+    lengths = np.zeros(len(cells.values), np.int64)
+    is_text = cells.column.type in TEXTS and not cells.column.is_list
+    for i, cell in enumerate(cells.values):
+        if cell is None or (isinstance(cell, str) and not cell):
+            continue
+        if isinstance(cell, np.ndarray):
+            cell = cell.tolist()
+        if isinstance(cell, list | tuple):
+            part: Sequence[Any] = cell
+        elif isinstance(cell, str) and is_text:
+            part = _split(cells, i, cell, separator, brackets, must)
+        else:
+            cells.reject(i, must)
+        flat.extend(part)
+        lengths[i] = len(part)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return Cells(flat, cells.column, cells.is_context, rows), lengths
+
+
+def _split(
+    cells: Cells, i: int, cell: str, separator: str, brackets: str, must: str
+) -> Sequence[str | None]:
+    if brackets != "keep" and is_bracketed(cell):
+        if brackets == "error":
+            cells.reject(i, "a list with only separators between its ids, not in brackets")
+        values = read(cell)
+        if values is None:
+            cells.reject(i, f"{must} of ids or numbers in brackets, between commas")
+        return values
+    if not separator:
+        cells.reject(i, f"{must} in brackets")
+    return cell.split(separator)
