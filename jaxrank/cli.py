@@ -269,12 +269,41 @@ def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    which = dict(output=args.output, checkpoint=args.checkpoint, data=args.data)
+    if args.format == "bundle":
+        return _export_bundle(args, which, report)
+    for flag in ("context", "default", "hash_key_file"):
+        if getattr(args, flag):
+            raise InputError(f"--{flag.replace('_', '-')}: is for --format=bundle.")
     from jaxrank.export.write import export
 
-    result = export(args.workdir, output=args.output, checkpoint=args.checkpoint, data=args.data)
+    result = export(args.workdir, **which)
     report(
         f"{result.rows:,} rows of {result.tables} tables and {result.parameters:,} parameters of"
         f" {result.checkpoint}: {result.output}"
+    )
+    _report_worse(result.worse_than_constant, result.checkpoint, report)
+    return result._asdict()
+
+
+def _export_bundle(
+    args: argparse.Namespace, which: dict[str, str], report: Callable
+) -> dict[str, Any]:
+    from jaxrank.export.bundle import export_bundle
+    from jaxrank.export.signature import Requests
+    from jaxrank.report import format_bytes
+
+    result = export_bundle(
+        args.workdir,
+        **which,
+        tables=args.tables,
+        requests=Requests.parse(args.context, args.default),
+        hash_key_file=args.hash_key_file,
+        report=report,
+    )
+    report(
+        f"Bundle of {result.rows:,} rows of {result.tables} tables, {format_bytes(result.bytes)},"
+        f" of {result.checkpoint}: {result.output}"
     )
     _report_worse(result.worse_than_constant, result.checkpoint, report)
     return result._asdict()

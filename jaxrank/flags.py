@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jaxrank
 from jaxrank.errors import InputError
-from jaxrank.validate import GROWTH, ON_ERROR
+from jaxrank.validate import EXPORT_FORMATS, GROWTH, ON_ERROR, TABLE_DTYPES
 
 # Flags that must not be repeated. argparse would use the last value, where a user may expect all.
 ONCE = ("--config", "--by")
@@ -266,6 +266,41 @@ def _export(sub: argparse.ArgumentParser) -> None:
         metavar="STORE",
         help="prepared data that has the run's vocabularies; default: the run's own",
     )
+    sub.add_argument(
+        "--format",
+        default="bundle",
+        choices=EXPORT_FORMATS,
+        help="bundle: scores raw values, by jaxrank_serving; files: Parquet, NumPy and JSON",
+    )
+    group = sub.add_argument_group("a bundle")
+    group.add_argument(
+        "--tables",
+        default="float32",
+        choices=TABLE_DTYPES,
+        help="dtype of the stored rows; int8: with a factor per row",
+    )
+    group.add_argument(
+        "--context",
+        action="append",
+        default=[],
+        metavar="COLUMNS",
+        help="columns, or patterns of them, that all candidates of a request share, such as"
+        " --context='user*,hour'; default: a request may give any column in either place",
+    )
+    group.add_argument(
+        "--default",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the value of a column that requests may omit, such as --default=position=1; may be"
+        " repeated",
+    )
+    group.add_argument(
+        "--hash-key-file",
+        default="",
+        metavar="FILE",
+        help="the key that the run's data was prepared with",
+    )
 
 
 def _plan(sub: argparse.ArgumentParser) -> None:
@@ -435,7 +470,7 @@ _VERBS: Mapping[str, _Verb] = {
         "jaxrank predict --workdir=/tmp/quickstart --split=valid --output=/tmp/predictions.parquet",
     ),
     "export": _Verb(
-        "write a checkpoint's tables, layers and features as Parquet, NumPy and JSON",
+        "write a checkpoint as a bundle that scores raw values anywhere, or as plain files",
         _export,
         "jaxrank export --workdir=/tmp/quickstart --checkpoint=best --output=/tmp/exported",
     ),

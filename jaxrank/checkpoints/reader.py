@@ -40,6 +40,11 @@ class CheckpointReader:
         return name in self._checksums
 
     @property
+    def checksums(self) -> Mapping[str, int]:
+        """Returns the checksum of each array, by its dotted name."""
+        return self._checksums
+
+    @property
     def names(self) -> list[str]:
         return list(self._checksums)
 

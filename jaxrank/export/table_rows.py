@@ -51,7 +51,7 @@ def table_rows(
     to_tables = ToTables.of(stack)
     record = np.dtype([("place", np.int64), ("vector", np.float32, (stack.dim,))])
     rows_of_file = max(1, _FILE // (4 * stack.dim))
-    for rows, vectors in _stored_rows(stored, stack):
+    for rows, vectors in stored_rows(stored, stack):
         tables, table_row = to_tables(rows)
         _deal(starts[tables] + table_row, vectors, record, rows_of_file, scratch)
     for begin in range(0, stack.rows, rows_of_file):
@@ -68,7 +68,7 @@ def table_rows(
                 yield TableRows(name, first - start, in_order[first - begin : last - begin])
 
 
-def _stored_rows(stored: CheckpointReader, stack: Stack) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def stored_rows(stored: CheckpointReader, stack: Stack) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields rows i64[n] of a stack and their vectors f32[n, dim], in stored order."""
     replicated, split = storage(stack)
     if replicated:

@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,55 @@ class Export(NamedTuple):
     worse_than_constant: list[str]
 
 
+class Source(NamedTuple):
+    """A checkpoint to export.
+
+    stored: its weights that predict.
+    step: of the checkpoint.
+    path: of the checkpoint.
+    checkpoints: of the run.
+    store: with the run's vocabularies.
+    worse_than_constant: see `Export`.
+    """
+
+    run: evaluate.SavedRun
+    layout: Layout
+    stored: CheckpointReader
+    step: int
+    path: str
+    checkpoints: Checkpoints
+    store: Store
+    worse_than_constant: list[str]
+
+
+def open_source(workdir: str, checkpoint: str, data: str) -> Source:
+    """Opens a checkpoint of a run, and checks that it matches the run's config and data.
+
+    See `export` for arguments and errors.
+    """
+    run = evaluate.load_run(workdir)
+    checkpoints = Checkpoints(run.directory, read_only=True)
+    step, (sums, worse) = checkpoints.read(
+        checkpoint,
+        lambda step: (checkpoints.saved_checksums(step), checkpoints.worse_than_constant(step)),
+    )
+    store = run.open_data(data)
+    if not data:
+        run.check_trained_on(store, checkpoints)
+    path = checkpoints.directory(step)
+    saved = Path(path) / "weights"
+    stored = CheckpointReader(saved, sums["weights"])
+    with checkpoints.deletion_as_input_error(step):
+        shapes = run.weights_shape()
+        fields = lacking(stored.names)
+        other = stored.unlike(without(shapes, fields) if fields else shapes)
+    if other:
+        raise InputError(
+            f"{saved}: arrays must match the model of the config:\n  " + "\n  ".join(other)
+        )
+    return Source(run, run.layout(), stored, step, path, checkpoints, store, worse)
+
+
 def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str = "") -> Export:
     """Writes the weights that predict in one checkpoint of a run to the directory `output`.
 
@@ -79,56 +128,44 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         RunError: the output cannot be written, or another process is writing it.
     """
     began = time.perf_counter()
-    run = evaluate.load_run(workdir)
-    checkpoints = Checkpoints(run.directory, read_only=True)
-    step, (sums, worse) = checkpoints.read(
-        checkpoint,
-        lambda step: (checkpoints.saved_checksums(step), checkpoints.worse_than_constant(step)),
-    )
-    store = run.open_data(data)
-    if not data:
-        run.check_trained_on(store, checkpoints)
-
-    layout = run.layout()
-    saved = Path(checkpoints.directory(step)) / "weights"
-    stored = CheckpointReader(saved, sums["weights"])
-    with checkpoints.deletion_as_input_error(step):
-        shapes = run.weights_shape()
-        fields = lacking(stored.names)
-        other = stored.unlike(without(shapes, fields) if fields else shapes)
-    if other:
-        raise InputError(
-            f"{saved}: arrays must match the model of the config:\n  " + "\n  ".join(other)
-        )
-    description = {"checkpoint": checkpoints.directory(step), "step": step}
+    source = open_source(workdir, checkpoint, data)
+    run, layout, stored, store = source.run, source.layout, source.stored, source.store
+    description = {"checkpoint": source.path, "step": source.step}
     model = {
         "tasks": len(run.schema.tasks),
         **model_fields(run.config.model),
         "parents": task_parents(run.config.model, run.schema),
     }
     description |= recipe(layout, store, model=model, config=to_plain(run.config))
-    with _written(output) as partial, checkpoints.deletion_as_input_error(step):
+    with (
+        written(output) as partial,
+        source.checkpoints.deletion_as_input_error(source.step),
+    ):
+        empty_directory(partial)
         parameters = _write_layers(stored, len(run.schema.tasks), partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
         json_files.write(partial / "export.json", description)
     return Export(
         output=output,
-        step=step,
+        step=source.step,
         tables=len(run.schema.tables),
         rows=sum(table.rows for table in run.schema.tables),
         parameters=parameters,
         seconds=time.perf_counter() - began,
-        checkpoint=checkpoints.directory(step),
-        worse_than_constant=worse,
+        checkpoint=source.path,
+        worse_than_constant=source.worse_than_constant,
     )
 
 
 @contextlib.contextmanager
-def _written(output: str) -> Iterator[Path]:
+def written(output: str, keep: Callable[[], bool] = lambda: False) -> Iterator[Path]:
     """Yields a directory that is renamed to `output` if nothing is raised.
 
-    A killed process leaves a hidden directory. The next export to the same output empties and
-    reuses it.
+    A killed process leaves a hidden directory with its content. The next export to the same output
+    gets it.
+
+    Args:
+        keep: returns True if the directory is kept after an error, too.
     """
     if not is_local(output):
         raise InputError(f"--output: must be a local path: found {output}.")
@@ -137,8 +174,7 @@ def _written(output: str) -> Iterator[Path]:
     check_free()
     locked = RunError(f"--output: another process is writing {target}.")
     try:
-        with new_directory(target, check_free=check_free, locked=locked) as partial:
-            empty_directory(partial)
+        with new_directory(target, check_free=check_free, locked=locked, keep=keep) as partial:
             yield partial
             os.rename(partial, target)
     except OSError as error:

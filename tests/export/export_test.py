@@ -406,7 +406,7 @@ def test_what_is_interrupted_leaves_nothing(run, tmp_path, monkeypatch, failure,
 
 
 def test_one_process_at_a_time_writes_an_output(run, tmp_path):
-    with exports._written(str(tmp_path / "out")):
+    with exports.written(str(tmp_path / "out")):
         with pytest.raises(RunError, match="another process is writing"):
             export(str(run[0] / "run"), output=str(tmp_path / "out"))
         assert (tmp_path / ".out.partial").is_dir()

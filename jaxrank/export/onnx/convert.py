@@ -45,12 +45,12 @@ def to_onnx(
     """
     (batch,) = export.symbolic_shape("batch")
     shapes = [jax.ShapeDtypeStruct((batch, *i.shape), i.dtype) for i in inputs]
-    program = jax.make_jaxpr(function)(*shapes)
+    program: Any = jax.make_jaxpr(function)(*shapes)
     graph = Graph(inputs, batch)
     constants = [graph.constant(np.asarray(c)) for c in program.consts]
     names = _convert(graph, program.jaxpr, constants, [i.name for i in inputs])
-    for name, tensor, var in zip(outputs, names, program.jaxpr.outvars, strict=True):
-        aval: Any = var.aval
+    avals: list[Any] = [var.aval for var in program.jaxpr.outvars]
+    for name, tensor, aval in zip(outputs, names, avals, strict=True):
         graph.output(name, tensor, aval.shape[1], aval.dtype)
     return graph.model(producer)
 

@@ -1,0 +1,451 @@
+"""Exports a trained model as a bundle, which `jaxrank_serving` scores without JAX or jaxrank.
+
+Each file is recorded in progress.json when it is complete. An export that was killed or that ran
+out of disk space continues behind the last one.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+import jaxrank
+from jaxrank import json_files
+from jaxrank.build import task_parents
+from jaxrank.config_files import to_plain
+from jaxrank.data.keyed_hash import Pseudonymise, fingerprint, pseudonymise, read_key
+from jaxrank.data.lock import empty_directory
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.resolve import resolve_again
+from jaxrank.errors import InputError
+from jaxrank.export import dense_part as dense_parts
+from jaxrank.export import parity as parities
+from jaxrank.export import signature as signatures
+from jaxrank.export.card import card
+from jaxrank.export.raw_rows import RawRows, raw_rows
+from jaxrank.export.reference import Reference, joined
+from jaxrank.export.signature import Requests
+from jaxrank.export.stack_files import write_stack
+from jaxrank.export.table_rows import table_rows
+from jaxrank.export.vocabulary_index import Written, write_index
+from jaxrank.export.write import Source, open_source, written
+from jaxrank.features import RESERVED_ROWS
+from jaxrank.report import Report
+from jaxrank.run_schedule import NEXT_DAY
+from jaxrank.step import Weights
+
+if TYPE_CHECKING:
+    from jaxrank_serving.bundle import Bundle
+    from jaxrank_serving.scorer import DensePart
+
+PARITY_ROWS = 1000
+_SCORED_ROWS = 100_000  # maximum of validation examples for the cost of rounding
+_PROGRESS = "progress.json"
+_INDEX = "vocabularies.bin"
+_ONNX, _STABLEHLO = "model.onnx", "model.stablehlo"
+
+
+class BundleExport(NamedTuple):
+    """Summary of an export.
+
+    Fields with the same name as in `write.Export` have the same meaning.
+
+    bytes: of all files.
+    onnx: why there is no model in ONNX, or "" if there is one.
+    parity: see `parity.Parity`.
+    latency_ms: {candidates: {"p50_ms", "p99_ms"}}; {} without a model in ONNX.
+    rounding: {task: {metric: change}} of the validation data by rounded tables; {} for float32.
+    """
+
+    output: str
+    step: int
+    tables: int
+    rows: int
+    bytes: int
+    onnx: str
+    parity: parities.Parity
+    latency_ms: dict[int, dict[str, float]]
+    rounding: dict[str, dict[str, float]]
+    seconds: float
+    checkpoint: str
+    worse_than_constant: list[str]
+
+
+class _Progress:
+    """The complete files of a directory, which another export may have begun.
+
+    Args:
+        directory: emptied if it has files of another export.
+        fingerprint: of everything that the files depend on.
+    """
+
+    def __init__(self, directory: Path, fingerprint: str):
+        self._directory, self._path = directory, directory / _PROGRESS
+        self._state: dict[str, Any] = {"fingerprint": fingerprint, "files": {}, "results": {}}
+        with contextlib.suppress(InputError):
+            if self._path.exists():
+                earlier = json_files.read(self._path)
+                if earlier.get("fingerprint") == fingerprint:
+                    self._state = earlier
+        if not self._state["files"]:
+            empty_directory(directory)
+
+    def __bool__(self) -> bool:
+        return bool(self._state["files"])
+
+    def write(self, name: str, make: Callable[[Path], Any], *more: str) -> Any:
+        """Makes a file unless it is complete, and returns the result of `make` as plain data.
+
+        more: names of further files that `make` may write.
+        """
+        if not all(self._is_complete(file) for file in self._files_of(name)):
+            self._state["files"].pop(name, None)
+        if name not in self._state["files"]:
+            result = make(self._directory / name)
+            from jaxrank_serving.bundle import checksum
+
+            entries = {
+                file: {
+                    "bytes": (self._directory / file).stat().st_size,
+                    "checksum": checksum(self._directory / file),
+                }
+                for file in (name, *more)
+                if (self._directory / file).exists()
+            }
+            self._state["files"][name] = entries
+            self._state["results"][name] = json_files.plain(result)
+            json_files.write(self._path, self._state, sync=True)
+        return self._state["results"][name]
+
+    def renew(self, name: str, make: Callable[[Path], None]) -> None:
+        """Makes a file, even if it is complete."""
+        self._state["files"].pop(name, None)
+        self.write(name, make)
+
+    def entries(self) -> dict[str, Any]:
+        """Returns {file: its bytes and checksum}."""
+        return {
+            file: entry
+            for entries in self._state["files"].values()
+            for file, entry in entries.items()
+        }
+
+    def _files_of(self, name: str) -> dict[str, Any]:
+        return self._state["files"].get(name, {})
+
+    def _is_complete(self, file: str) -> bool:
+        path = self._directory / file
+        entry = self.entries()[file]
+        return path.exists() and path.stat().st_size == entry["bytes"]
+
+
+def export_bundle(
+    workdir: str,
+    *,
+    output: str,
+    checkpoint: str = "newest",
+    data: str = "",
+    tables: str = "float32",
+    requests: Requests = Requests(),  # noqa: B008  a NamedTuple of constants
+    hash_key_file: str = "",
+    report: Report = print,
+) -> BundleExport:
+    """Writes the weights that predict in one checkpoint of a run as a bundle.
+
+    The directory appears under its name only when it is complete and predicts like the trained
+    program. Tables and vocabularies may be larger than memory.
+
+    Args:
+        workdir, output, checkpoint, data: see `write.export`.
+        tables: dtype of the stored rows; one of `validate.TABLE_DTYPES`.
+        requests: what requests hold.
+        hash_key_file: key of a store with keyed hashes.
+
+    Raises:
+        InputError: as `write.export`; or the run's raw data cannot be read, or a package is
+            missing.
+        RunError: as `write.export`; or predictions differ from those of the trained program.
+    """
+    _check_packages()
+    began = time.perf_counter()
+    source = open_source(workdir, checkpoint, data)
+    run = source.run
+    spec = resolve_again(feature_spec(to_plain(run.config.features)), run.schema)
+    key, hashed = _key(hash_key_file, source)
+    raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
+    described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
+    progress: _Progress | None = None
+    with (
+        written(output, keep=lambda: bool(progress)) as partial,
+        source.checkpoints.deletion_as_input_error(source.step),
+    ):
+        progress = _Progress(partial, _fingerprint(source, tables))
+        weights = dense_parts.layers(source.stored, run.weights_shape())
+        tree, no_onnx = _write_files(
+            source, spec, weights, described, tables, partial, progress, report
+        )
+        checked = _check(partial, source, weights, raw, tree, progress, key, tables, report)
+        facts = _facts(source, checked, tables)
+        page = card(tree, facts)
+        progress.renew("model_card.md", lambda path: _write_bytes(path, page.encode()))
+        size = _write_manifest(partial, progress)
+        (partial / _PROGRESS).unlink()
+    return BundleExport(
+        output=output,
+        step=source.step,
+        tables=len(run.schema.tables),
+        rows=sum(table.rows for table in run.schema.tables),
+        bytes=size,
+        onnx=no_onnx,
+        parity=checked.parity,
+        latency_ms=checked.latency_ms,
+        rounding=checked.rounding,
+        seconds=time.perf_counter() - began,
+        checkpoint=source.path,
+        worse_than_constant=source.worse_than_constant,
+    )
+
+
+def _check_packages() -> None:
+    try:
+        import jaxrank_serving  # noqa: F401
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"--format=bundle: needs the package {error.name}: found none. Install"
+            " 'jaxrank[serve]', or export with --format=files."
+        ) from error
+
+
+def _key(path: str, source: Source) -> tuple[bytes | None, Pseudonymise | None]:
+    """Returns the key of a store with keyed hashes, and its function."""
+    expected = source.store.spec.hash_key
+    if not expected:
+        return None, None
+    if not path:
+        raise InputError(
+            "--hash-key-file: must name the key of the run's data, whose vocabularies hold keyed"
+            " hashes: found none."
+        )
+    key = read_key(path)
+    if fingerprint(key) != expected:
+        raise InputError(
+            f"--hash-key-file: {path}: must be the key of the run's data: found another."
+        )
+    return key, pseudonymise(key)
+
+
+def _fingerprint(source: Source, tables: str) -> str:
+    """Returns a hash of what the files of a bundle depend on."""
+    parts = [jaxrank.__version__, source.path, source.step, tables, to_plain(source.run.config)]
+    parts += [source.run.schema, source.stored.checksums]
+    return xxhash.xxh3_64_hexdigest(json_files.to_text(parts, sort_keys=True).encode())
+
+
+def _write_files(
+    source: Source,
+    spec: FeatureSpec,
+    weights: Weights,
+    described: dict[str, Any],
+    tables: str,
+    folder: Path,
+    progress: _Progress,
+    report: Report,
+) -> tuple[dict[str, Any], str]:
+    """Writes all files but the manifest and the card. Returns the signature, and why ONNX lacks."""
+    run, layout = source.run, source.layout
+    parents = task_parents(run.config.model, run.schema)
+    (folder / "tables").mkdir(exist_ok=True)
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    for stack in layout.stacks:
+        empty_directory(scratch)
+        report(f"Writing {stack.rows:,} rows of dimension {stack.dim} as {tables}")
+        names = f"tables/{stack.name}.bin", f"tables/{stack.name}.scales.bin"
+
+        def make(path: Path, stack: Any = stack, scales: Path = folder / names[1]) -> None:
+            rows = table_rows(source.stored, layout, stack, scratch)
+            write_stack(rows, stack.dim, tables, path, scales)
+
+        progress.write(names[0], make, names[1])
+    empty_directory(scratch)
+    vocabularies = [
+        (table.name, source.store.values(table.name).slice(0, table.rows - RESERVED_ROWS))
+        for table in run.schema.tables
+        if table.encoding == "vocabulary"
+    ]
+    index = Written(
+        **progress.write(_INDEX, lambda path: write_index(vocabularies, path, scratch)._asdict())
+    )
+    scratch.rmdir()
+    part = dense_parts.dense_part(run.model(), layout, weights, parents)
+    program = functools.partial(dense_parts.to_stablehlo, part)
+    progress.write(_STABLEHLO, lambda path: _write_bytes(path, program()))
+    no_onnx = progress.write(_ONNX, functools.partial(_write_onnx, part))
+    if no_onnx:
+        report(f"No model in ONNX: {no_onnx}")
+    tree = described | signatures.stacks(layout, spec, index.seeds, tables)
+    tree |= {
+        "outputs": dense_parts.output_names(run.schema, parents),
+        "index": {"file": _INDEX, **{f: getattr(index, f) for f in ("values", "bits", "steps")}},
+        "model": {
+            "onnx": "" if no_onnx else _ONNX,
+            "stablehlo": _STABLEHLO,
+            "inputs": [array.name for array in part.inputs],
+        },
+        "origin": {
+            "jaxrank_version": jaxrank.__version__,
+            "checkpoint": source.path,
+            "step": source.step,
+            "model": run.model_name,
+        },
+    }
+    progress.renew("signature.json", lambda path: json_files.write(path, tree))
+    return tree, no_onnx
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _write_onnx(part: dense_parts.DensePart, path: Path) -> str:
+    """Writes the model in ONNX. Returns why it has no such form, or ""."""
+    from jaxrank.export.onnx.convert import UnsupportedError, to_onnx
+    from jaxrank.export.onnx.graph import Tensor
+
+    inputs = [Tensor(*array) for array in part.inputs]
+    try:
+        model = to_onnx(part.function, inputs, ["predictions", "logits"])
+    except UnsupportedError as error:
+        path.write_bytes(b"")
+        return str(error)
+    path.write_bytes(model.SerializeToString())
+    return ""
+
+
+def _write_manifest(folder: Path, progress: _Progress) -> int:
+    """Writes the manifest and returns the bytes of all files."""
+    from jaxrank_serving import bundle
+
+    files = {name: e for name, e in progress.entries().items() if e["bytes"] or name != _ONNX}
+    tree = {
+        "format": bundle.FORMAT,
+        "format_version": bundle.VERSION,
+        "base": None,  # checksum of the bundle that a delta changes
+        "files": files,
+    }
+    tree["checksum"] = bundle.seal(tree)
+    json_files.write(folder / bundle.MANIFEST, tree)
+    if not progress.entries()[_ONNX]["bytes"]:
+        (folder / _ONNX).unlink(missing_ok=True)
+    return sum(entry["bytes"] for entry in files.values())
+
+
+class _Checked(NamedTuple):
+    """Results of the comparison with the trained program; see `BundleExport`."""
+
+    parity: parities.Parity
+    latency_ms: dict[int, dict[str, float]]
+    rounding: dict[str, dict[str, float]]
+
+
+def _check(
+    folder: Path,
+    source: Source,
+    weights: Weights,
+    raw: RawRows,
+    tree: dict[str, Any],
+    progress: _Progress,
+    key: bytes | None,
+    tables: str,
+    report: Report,
+) -> _Checked:
+    """Scores raw rows by the bundle and by the trained program."""
+    from jaxrank_serving import Scorer
+    from jaxrank_serving.bundle import Bundle
+    from jaxrank_serving.signature import parse
+
+    run, layout = source.run, source.layout
+    files = {name: (e["bytes"], e["checksum"]) for name, e in progress.entries().items()}
+    bundle = Bundle(folder, "", files, parse(json_files.plain(tree)))
+    stand_in = None if tree["model"]["onnx"] else _by_jax(bundle)
+    every = bundle._replace(signature=parities.without_sources(bundle.signature))
+    reference = Reference(run.config, layout, source.stored, weights, raw.examples)
+    scorer = Scorer(every, dense_part=stand_in, hash_key=key)
+    parity = parities.compare(scorer, raw, reference, run.schema, tables)
+    report(f"Largest difference of {parity.rows:,} raw rows: {parity.difference:.2g}")
+    if parity.rounding is not None:
+        report(f"Largest difference to the precision of the training: {parity.rounding:.2g}")
+    latency = {}
+    if stand_in is None:
+        latency = parities.latency(Scorer(bundle, hash_key=key), raw)
+        for count, times in latency.items():
+            report(
+                f"{count:,} candidates: p50 {times['p50_ms']:.2f} ms, p99 {times['p99_ms']:.2f} ms"
+            )
+    rounding = {}
+    valid = run.config.data.valid
+    if tables != "float32" and valid not in ("", NEXT_DAY):
+        blocks = _first(source.store.split(valid, "data.valid").blocks(), _SCORED_ROWS)
+        examples = joined(blocks, _SCORED_ROWS)
+        labelled = Reference(run.config, layout, source.stored, weights, examples)
+        rounding = parities.cost_of_rounding(labelled, examples, run.schema, tables)
+        for task, changes in rounding.items():
+            shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
+            report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")
+    return _Checked(parity, latency, rounding)
+
+
+def _first(blocks: Iterator[Any], rows: int) -> list[Any]:
+    """Returns the first blocks with at least this number of examples."""
+    result: list[Any] = []
+    for block in blocks:
+        result.append(block)
+        if sum(b.rows for b in result) >= rows:
+            break
+    return result
+
+
+def _by_jax(bundle: "Bundle") -> "DensePart":
+    """Returns the dense part of a bundle as JAX runs its StableHLO."""
+    from jax import export
+
+    program = export.deserialize(bytearray(bundle.file(_STABLEHLO).read_bytes()))
+    names = bundle.signature.model.inputs
+
+    def run(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.asarray(program.call(*(arrays[name] for name in names))[1])
+
+    return run
+
+
+def _facts(source: Source, checked: _Checked, tables: str) -> dict[str, dict[str, Any]]:
+    """Returns the sections of the model card."""
+    comparison = {
+        "raw rows": checked.parity.rows,
+        "largest difference": checked.parity.difference,
+    }
+    if checked.parity.rounding is not None:
+        comparison["largest difference to the precision of the training"] = checked.parity.rounding
+    facts: dict[str, dict[str, Any]] = {"Comparison with the trained program": comparison}
+    if checked.rounding:
+        facts[f"Change by {tables} tables, on the validation data"] = {
+            f"{task}/{name}": change
+            for task, changes in checked.rounding.items()
+            for name, change in changes.items()
+        }
+    if checked.latency_ms:
+        facts["Latency of a request when it was exported, in ms"] = {
+            f"{count:,} candidates, {name.removesuffix('_ms')}": value
+            for count, times in checked.latency_ms.items()
+            for name, value in times.items()
+        }
+    if source.worse_than_constant:
+        facts["Warnings"] = {"worse than a constant": ", ".join(source.worse_than_constant)}
+    return facts

@@ -1,0 +1,100 @@
+"""Raw rows of a run's data, and the same rows as preparation encodes them."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.encoder import Encoder
+from jaxrank.data.examples import Examples
+from jaxrank.data.keyed_hash import Pseudonymise
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources.registry import make_source
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.statistics.vocabulary import Vocabulary
+from jaxrank.data.store.reader import Store
+from jaxrank.errors import InputError
+from jaxrank.evaluation.evaluate import SavedRun
+from jaxrank.export.signature import columns_of
+from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
+
+_SLICE = 1 << 20  # values of a vocabulary compared at once
+
+
+class RawRows(NamedTuple):
+    """Raw rows: columns as in the files, and their encoded examples."""
+
+    batch: pa.RecordBatch
+    examples: Examples
+
+
+class _StoredVocabulary(Vocabulary):
+    """Looks up few values in a vocabulary that may be larger than memory."""
+
+    def __init__(self, values: pa.ChunkedArray):
+        super().__init__(pa.array([], pa.string()), np.zeros(0, np.int64))
+        self._all = values
+
+    def lookup(self, values: Iterable[str], count: int) -> np.ndarray:
+        wanted = pa.array(list(values), pa.string())
+        rows = np.full(count, UNKNOWN_ROW, np.int32)
+        for start in range(0, len(self._all), _SLICE):
+            part = self._all.slice(start, _SLICE)
+            matches = pc.index_in(part, value_set=wanted)
+            place = np.flatnonzero(matches.is_valid().to_numpy())
+            found = matches.drop_null().to_numpy()
+            rows[found] = RESERVED_ROWS + start + place
+        return rows
+
+
+def raw_rows(
+    run: SavedRun,
+    store: Store,
+    spec: FeatureSpec,
+    count: int,
+    pseudonymise: Pseudonymise | None,
+) -> RawRows:
+    """Reads the first valid rows of the run's validation split, or else of its training split.
+
+    Args:
+        spec: resolved.
+        pseudonymise: of a store with keyed hashes.
+
+    Raises:
+        InputError: the raw data cannot be read.
+    """
+    features = dataclasses.replace(spec.without_labels(), keep=(), time="", group="", by_day=False)
+    columns = columns_of(features)
+    source = make_source(store.spec.source, columns)
+    split = (run.config.data.valid or run.config.data.train).partition("/")[0]
+    if split not in source.splits:
+        split = source.splits[-1]
+    vocabularies: dict[str, Vocabulary] = {
+        table.name: _StoredVocabulary(store.values(table.name))
+        for table in spec.tables
+        if table.encoding == "vocabulary"
+    }
+    encoder = Encoder(
+        features,
+        vocabularies,
+        {name: (mean, std) for name, (mean, std) in store.spec.transforms.items()},
+        Statistics(features),
+        boundaries={name: np.asarray(edges) for name, edges in store.spec.boundaries.items()},
+        pseudonymise=pseudonymise,
+    )
+    rejects = Rejects("skip", limit=10**9)
+    for part in source.parts(split):
+        for chunk in source.chunks(part, rejects):
+            first = Chunk(chunk.batch.slice(0, count), chunk.file, chunk.rows[:count])
+            valid, examples = rejects.attempt(first, encoder.encode)
+            if examples is not None:
+                return RawRows(valid.batch.select(columns), examples)
+    raise InputError(
+        f"split {split} of the run's raw data must have a valid row to compare predictions with:"
+        " found none."
+    )

@@ -1,0 +1,212 @@
+"""The trained program on a few examples, with only the rows of tables that they read.
+
+The examples, the lookup, the exchange and the model are those of `evaluate`. The tables have only
+the rows that the examples read, so memory does not grow with the tables.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from upath import UPath
+
+from jaxrank import embedding, models
+from jaxrank import layout as layouts
+from jaxrank import mesh as meshes
+from jaxrank.build import model_fields, task_parents
+from jaxrank.checkpoints.reader import CheckpointReader
+from jaxrank.data.examples import Examples, Known, cut, join
+from jaxrank.data.ragged import places_of_lists
+from jaxrank.data.statistics.list_lengths import ListLengths
+from jaxrank.data.store.split import Split
+from jaxrank.embedding.storage import storage
+from jaxrank.evaluation.score import score
+from jaxrank.export.table_rows import stored_rows
+from jaxrank.features import MAX_GROUP, PAD, Schema
+from jaxrank.layout import Layout, ToTables
+from jaxrank.program import Predictor
+from jaxrank.step import Weights
+
+_LEAST_ROWS = 3  # of a small table: the reserved ones and one more
+_ROUNDING = ("bfloat16", "mixed_bfloat16")  # precisions that round the factors of products
+
+
+class _Held(Split):
+    """Examples in memory."""
+
+    has_statistics = False
+
+    def __init__(self, examples: Examples):
+        super().__init__("exported", UPath("exported"), np.array([examples.rows]))
+        self._examples = examples
+        lengths = ListLengths(examples.list_lengths.shape[1])
+        lengths.add(examples.list_lengths)
+        self._statistics = {"rows": examples.rows, "list_lengths": lengths.summary()}
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        return self._statistics
+
+    @property
+    def fingerprint(self) -> str:
+        return ""
+
+    @property
+    def bytes(self) -> int:
+        return 0
+
+    def read_block(self, index: int) -> Examples:
+        return self._examples
+
+
+class Reference:
+    """Predicts examples by the trained program.
+
+    Args:
+        config: of the run.
+        layout: of the run's tables.
+        stored: the weights of a checkpoint.
+        weights: the dense parameters of the same checkpoint, see `dense_part.layers`.
+        examples: to predict.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        layout: Layout,
+        stored: CheckpointReader,
+        weights: Weights,
+        examples: Examples,
+    ):
+        self._config, self._weights = config, weights
+        examples = Known(layout.schema)(examples)
+        rows = _rows_read(layout.schema, examples)
+        self._vectors = _vectors(stored, layout, rows)
+        schema, self._examples = _small(layout.schema, examples, rows)
+        dims = {name: stack.dim for stack in layout.stacks for name in stack.tables}
+        self._layout = layouts.layout(schema, dims)
+
+    @property
+    def rounds(self) -> bool:
+        """True if the trained program rounds the factors of products to bfloat16."""
+        return model_fields(self._config.model).get("precision") in _ROUNDING
+
+    def logits(
+        self,
+        change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors,
+        *,
+        exact: bool = True,
+    ) -> np.ndarray:
+        """Returns the logits f32[n, tasks].
+
+        Args:
+            change: maps the vectors f32[n, dim] of tables before they are read.
+            exact: whether products are computed at precision "highest".
+        """
+        fields = model_fields(self._config.model)
+        if exact and "precision" in fields:
+            fields["precision"] = "highest"
+        mesh = meshes.make_mesh(devices=1)
+        room = {stack.name: 1.0 for stack in self._layout.stacks}
+        schema = self._layout.schema
+        predictor = Predictor(
+            models.build(tasks=len(schema.tasks), **fields),
+            embedding.Lookup(self._layout, mesh, room),
+            parents=task_parents(self._config.model, schema),
+            learns_task_weights=self._config.task_weighting == "uncertainty",
+        )
+        rows: Any = _stored(self._layout, {n: change(v) for n, v in self._vectors.items()})
+        weights = jax.device_put(self._weights._replace(rows=rows), predictor.weights_sharding)
+        size = min(-(-self._examples.rows // MAX_GROUP), 8) * MAX_GROUP
+        with closing(score(predictor, weights, _Held(self._examples), size)) as scores:
+            return np.concatenate([scored.logits for scored in scores])
+
+
+def _parts(schema: Schema, examples: Examples) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (table, key, rows): the rows that each id column and each list reads.
+
+    key: the column of the ids, or the places of the values of lists.
+    """
+    for i, column in enumerate(schema.id_columns):
+        yield column.table, i, examples.ids[:, i]
+    places = places_of_lists(examples.list_lengths)
+    for entry, place in zip(schema.ragged, places, strict=True):
+        yield entry.table, place, examples.list_values[place]
+
+
+def _rows_read(schema: Schema, examples: Examples) -> dict[str, np.ndarray]:
+    """Returns {table: the rows that examples read, in order and each once}."""
+    read: dict[str, list[np.ndarray]] = {table.name: [] for table in schema.tables}
+    for table, _, rows in _parts(schema, examples):
+        read[table].append(rows[rows != PAD])
+    counts = {table.name: table.rows for table in schema.tables}
+    return {
+        name: np.unique(np.concatenate([*parts, np.arange(min(_LEAST_ROWS, counts[name]))]))
+        for name, parts in read.items()
+    }
+
+
+def _small(
+    schema: Schema, examples: Examples, rows: dict[str, np.ndarray]
+) -> tuple[Schema, Examples]:
+    """Returns the schema with only these rows of its tables, and the examples that read them."""
+    ids, values = examples.ids.copy(), examples.list_values.copy()
+    columns = len(schema.id_columns)
+    for number, (table, key, old) in enumerate(_parts(schema, examples)):
+        new = np.searchsorted(rows[table], old).astype(np.int32)
+        new[old == PAD] = PAD
+        if number < columns:
+            ids[:, key] = new
+        else:
+            values[key] = new
+    tables = [
+        dataclasses.replace(table, rows=len(rows[table.name]), encoding="integer")
+        for table in schema.tables
+    ]
+    return dataclasses.replace(schema, tables=tuple(tables)), dataclasses.replace(
+        examples, ids=ids, list_values=values, kept=None
+    )
+
+
+def _vectors(
+    stored: CheckpointReader, layout: Layout, wanted: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Reads rows of tables from a checkpoint, {table: f32[n, dim]}."""
+    vectors = {}
+    for stack in layout.stacks:
+        for name in stack.tables:
+            vectors[name] = np.zeros((len(wanted[name]), stack.dim), np.float32)
+        to_tables = ToTables.of(stack)
+        for rows, found in stored_rows(stored, stack):
+            tables, table_rows = to_tables(rows)
+            for i, name in enumerate(stack.tables):
+                own = np.flatnonzero(tables == i)
+                place = np.searchsorted(wanted[name], table_rows[own])
+                place = np.minimum(place, len(wanted[name]) - 1)
+                is_wanted = wanted[name][place] == table_rows[own]
+                vectors[name][place[is_wanted]] = found[own[is_wanted]]
+    return vectors
+
+
+def _stored(layout: Layout, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the rows of tables as a checkpoint has them."""
+    arrays = {}
+    for stack in layout.stacks:
+        _, split = storage(stack)
+        assert split is not None
+        rows = np.zeros((split.rows, split.width), np.float32)
+        logical = np.concatenate([vectors[name] for name in stack.tables])
+        positions = split.position(np.arange(len(logical), dtype=np.int32))
+        rows[positions, : split.dim] = logical
+        arrays[split.name] = rows.reshape(split.shape)
+    return arrays
+
+
+def joined(parts: Sequence[Examples], most: int) -> Examples:
+    """Returns the first examples of several parts."""
+    whole = join(parts)
+    return cut(whole, 0, min(most, whole.rows))
