@@ -26,6 +26,7 @@ from jaxrank_serving.values import (
 
 MISSING_ROW, UNKNOWN_ROW, RESERVED_ROWS = 0, 1, 2
 _LARGEST = 1e150  # of a number, as in training
+_MOST = 2**63 - 1
 _BAD = -1  # a missing row number, which reads the row of zeros
 
 
@@ -313,15 +314,20 @@ def _integer_rows(cells: Cells, table: Table) -> tuple[np.ndarray, int]:
     values = row_numbers(cells)
     in_data = table.rows - (table.on_bad_id == "oov")
     exact = EXACT_BELOW.get(cells.column.type, in_data)
-    rows = np.empty(len(values), np.int64)
+    # A number of more than 64 bits is out of range. The largest stands for it.
+    most = _MOST
+    try:
+        rows = np.array([most if value is None else value for value in values], np.int64)
+    except OverflowError:
+        rows = np.array([most if v is None or abs(v) > most else v for v in values], np.int64)
+    outside = np.flatnonzero((rows < 0) | (rows >= min(in_data, exact)))
     bad = 0
-    for i, value in enumerate(values):
+    for i in outside.tolist():
+        value = values[i]
         if value is None:
             rows[i] = _BAD
         elif 0 <= value < in_data:
-            if value >= exact:
-                cells.reject(i, f"a row that {cells.column.type} does not round")
-            rows[i] = value
+            cells.reject(i, f"a row that {cells.column.type} does not round")
         else:
             bad += 1
             rows[i] = _replaced(cells, i, value, in_data, table)

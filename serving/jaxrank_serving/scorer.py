@@ -180,6 +180,8 @@ class Scorer:
         if not isinstance(context, Mapping):
             raise RequestError("context", None, "an object of features", f"{context!r:.80}")
         given, rows = _as_columns(candidates)
+        if not rows:
+            return {}, 0
         for name in (*context, *given):
             if name not in self._columns:
                 found = f"{name!r}, the features are {sorted(self._columns)}"

@@ -4,6 +4,7 @@ JSON has fewer types than Arrow: `36`, `"36.0"` and `true` mean what the trained
 them. A value of another type than the column's is converted where only one meaning is possible.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -20,6 +21,7 @@ EXACT_BELOW = {"float16": 2**11, "float32": 2**24, "float64": 2**53}
 _WHOLE = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MOST_DIGITS = 400
+_DIGITS = frozenset("0123456789+-.eE")  # of these, Python reads the same texts as Arrow
 _ID = "text or a whole number"
 
 
@@ -108,7 +110,7 @@ def _whole(value: Any, kind: str) -> int:
     if not isinstance(value, int):
         raise TypeError
     number = int(value)
-    if EXACT_BELOW.get(kind, 2**70) <= abs(number) < 2**63:
+    if kind in EXACT_BELOW and abs(number) >= EXACT_BELOW[kind]:
         raise ValueError
     return number
 
@@ -117,7 +119,7 @@ def row_numbers(cells: Cells) -> list[int | None]:
     """Returns ids that are row numbers, None where missing, of any size."""
     kind = cells.column.type
     values = list(cells.values)
-    if set(map(type, values)) == {int} and kind.startswith(("int", "uint")):
+    if set(map(type, values)) <= {int, type(None)} and kind.startswith(("int", "uint")):
         return values
     result: list[int | None] = []
     for i, value in enumerate(values):
@@ -154,12 +156,8 @@ def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
     kind = cells.column.type
     values = list(cells.values)
     types = set(map(type, values))
-    if types <= {int, float}:
-        try:
-            result = np.array(values, np.float64)
-        except OverflowError:
-            result = np.array([_float(value) for value in values])
-    else:
+    result = _at_once(values, types, kind)
+    if result is None:
         result = np.empty(len(values))
         for i, value in enumerate(values):
             try:
@@ -176,11 +174,16 @@ def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
     return result
 
 
-def _float(value: Any) -> float:
+def _at_once(values: list[Any], types: set[type], kind: str) -> np.ndarray | None:
+    """Converts numbers, or texts of plain digits, without a check of each. None if it cannot."""
     try:
-        return float(value)
-    except OverflowError:
-        return np.inf
+        if types <= {int, float, type(None)}:
+            return np.array(values, np.float64)  # NaN for None
+        if types <= {str, type(None)} and _DIGITS.issuperset("".join(filter(None, values))):
+            return np.array([float(value) if value else np.nan for value in values])
+    except (ValueError, OverflowError):
+        pass
+    return None
 
 
 def _number(value: Any, kind: str) -> float:
@@ -205,6 +208,11 @@ def elements(
 
     A missing list has length 0. A list is accepted in place of a text with separators.
     """
+    if set(map(type, cells.values)) == {list}:
+        lengths = np.fromiter(map(len, cells.values), np.int64, len(cells.values))
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        joined = list(itertools.chain.from_iterable(cells.values))
+        return Cells(joined, cells.column, cells.is_context, rows), lengths
     flat: list[Any] = []
     lengths = np.zeros(len(cells.values), np.int64)
     is_text = cells.column.type in TEXTS and not cells.column.is_list

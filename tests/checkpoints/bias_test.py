@@ -86,7 +86,7 @@ def test_it_is_evaluated_and_exported(older, tmp_path, capsys):
     workdir, _, lacking = older
     cli.run(["evaluate", f"--workdir={workdir}", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 8
-    cli.run(["export", f"--workdir={workdir}", f"--output={tmp_path / 'out'}"])
+    cli.run(["export", f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--format=files"])
     layers = np.load(tmp_path / "out" / "layers.npz")
     for field in lacking:
         np.testing.assert_array_equal(layers[field], NEUTRAL[field])

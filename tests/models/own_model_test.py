@@ -73,7 +73,7 @@ def test_it_is_evaluated_predicts_and_is_exported(folder, capsys):
     cli.run(["predict", workdir, f"--output={folder / 'p.parquet'}", MODELS])
     predicted = pq.read_table(folder / "p.parquet")["predicted_click"].to_numpy()
     assert len(predicted) == 1000
-    cli.run(["export", workdir, f"--output={folder / 'out'}", MODELS])
+    cli.run(["export", workdir, f"--output={folder / 'out'}", "--format=files", MODELS])
     layers = np.load(folder / "out" / "layers.npz")
     assert set(layers) >= {"bias", "params.tower.kernel", "params.head.bias"}
     told = json.loads((folder / "out" / "export.json").read_text())["model"]

@@ -67,7 +67,8 @@ def _convert(
 
     def name_of(var: Any) -> str:
         if isinstance(var, Literal):
-            return graph.constant(np.asarray(var.val, var.aval.dtype))
+            aval: Any = var.aval
+            return graph.constant(np.asarray(var.val, aval.dtype))
         return names[var]
 
     for equation in program.eqns:

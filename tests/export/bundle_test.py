@@ -1,0 +1,355 @@
+"""A bundle scores raw values as `predict` does, and is exported atomically and resumably."""
+
+import json
+import shutil
+import threading
+
+import jaxrank_serving
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from every_feature import config, write
+from jaxrank_serving import BundleError, RequestError
+from ml_collections import ConfigDict
+from runs import nothing, saved
+
+from jaxrank import cli
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation import evaluate
+from jaxrank.export import bundle as bundles
+from jaxrank.export import parity, table_rows, vocabulary_index
+from jaxrank.export.bundle import export_bundle
+from jaxrank.export.signature import Requests
+
+TASKS = ("click", "buy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_requests():
+    """Latency is measured on few requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parity, "_REPEATS", dict.fromkeys(parity.CANDIDATES, 2))
+        yield
+
+
+def raw(folder):
+    """Returns the validation rows as JSON would have them."""
+    return pacsv.read_csv(
+        folder / "raw" / "valid.csv",
+        convert_options=pacsv.ConvertOptions(
+            column_types={
+                name: pa.string() for name in ("number", "age", "f0", "f1", "tag_weights")
+            }
+        ),
+    ).to_pydict()
+
+
+def columns_of(scorer, rows):
+    return {c.name: rows[c.name] for c in scorer.signature.columns}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run with random numbers; conversions are given clicks."""
+    folder = tmp_path_factory.mktemp("bundle")
+    c = config(write(folder / "raw"))
+    c.model.parents = ConfigDict({"buy": "click"})
+    c.mesh.devices = 1
+    saved(c, folder / "run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run):
+    flags = ["--context=us*", "--default=age=30", "--json"]
+    cli.run(["export", f"--workdir={run / 'run'}", f"--output={run / 'out'}", *flags])
+    return run / "out"
+
+
+@pytest.fixture(scope="module")
+def scorer(exported):
+    return jaxrank_serving.load(exported, verify=True)
+
+
+@pytest.fixture(scope="module")
+def predicted(run):
+    evaluate.predict(str(run / "run"), output=str(run / "p.parquet"))
+    table = pq.read_table(run / "p.parquet")
+    return {task: table[f"predicted_{task}"].to_numpy() for task in TASKS}
+
+
+def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
+    rows = columns_of(scorer, raw(run))
+    users = rows.pop("user")
+    scores = {output.name: np.empty(300) for output in scorer.signature.outputs}
+    for user in set(users):
+        own = [i for i, u in enumerate(users) if u == user]
+        candidates = [{name: values[i] for name, values in rows.items()} for i in own]
+        for name, values in scorer.score({"user": user}, candidates).items():
+            scores[name][own] = values
+    for task in TASKS:
+        assert predicted[task].std() > 0.01
+        np.testing.assert_allclose(scores[task], predicted[task], atol=1e-6)
+    assert [o.name for o in scorer.signature.outputs] == ["click", "buy", "buy_given_click"]
+    joint = scores["click"] * scores["buy_given_click"]
+    np.testing.assert_allclose(joint, scores["buy"], rtol=1e-5)
+
+
+def test_values_are_counted_by_feature(run, exported):
+    scorer = jaxrank_serving.load(exported)
+    rows = columns_of(scorer, raw(run))
+    users = rows.pop("user")
+    for user in ("u1", "", "never seen"):
+        scorer.score({"user": user}, {name: values[:100] for name, values in rows.items()})
+    counts = scorer.counts()
+    assert counts["user"] == (3, 1, 1, 0, 0, 0)
+    assert counts["number"].values == 300
+    assert counts["number"].missing == 3 * rows["number"][:100].count("")
+    assert counts["number"].out_of_range > 0
+    assert counts["pair"].values == 600
+    assert len(users) == 300
+
+
+def test_requests_are_checked_and_defaults_filled_in(run, scorer):
+    rows = columns_of(scorer, raw(run))
+    rows.pop("user")
+    candidates = [{name: values[i] for name, values in rows.items()} for i in range(3)]
+    whole = scorer.score({"user": "u1"}, candidates)
+    without = [{k: v for k, v in c.items() if k != "age"} for c in candidates]
+    thirty = [c | {"age": 30} for c in candidates]
+    expected = scorer.score({"user": "u1"}, thirty)
+    np.testing.assert_array_equal(scorer.score({"user": "u1"}, without)["click"], expected["click"])
+    mixed = scorer.score({"user": "u1"}, [candidates[0], without[1], candidates[2]])
+    np.testing.assert_allclose(mixed["click"][::2], whole["click"][::2], rtol=1e-6)
+    np.testing.assert_allclose(mixed["click"][1], expected["click"][1], rtol=1e-6)
+    assert scorer.score({"user": "u1"}, [])["click"].shape == (0,)
+    for context, changed, message in (
+        ({}, candidates, "context, user: must be given"),
+        ({"user": "u1", "item": "i1"}, candidates, "item: must be given once"),
+        ({"user": "u1"}, [c | {"user": "u2"} for c in candidates], "given in the context"),
+        ({"user": "u1"}, [*candidates[:2], {"item": "i1"}], r"candidate 2, f0: must be given"),
+        ({"user": "u1"}, [c | {"itm": 1} for c in candidates], "must be a feature of the model"),
+        ({"user": "u1"}, [c | {"number": "x"} for c in candidates], "candidate 0, number"),
+        ({"user": {}}, candidates, "context, user: must be text or a whole number"),
+        ({"user": "\ud800"}, candidates, "must be text in UTF-8"),
+        ({"user": "u1"}, "abc", "must be a list of candidates"),
+        ({"user": "u1"}, {"item": ["a"], "code": []}, "must be columns of one length"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            scorer.score(context, changed)
+
+
+def test_threads_share_a_scorer(run, scorer):
+    rows = columns_of(scorer, raw(run))
+    user = rows.pop("user")[0]
+    expected = scorer.score({"user": user}, rows)["click"]
+    results = []
+
+    def score():
+        results.extend(scorer.score({"user": user}, rows)["click"] for _ in range(5))
+
+    threads = [threading.Thread(target=score) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 20
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 0.02), ("int8", 0.05)])
+def test_rounded_tables_are_smaller_and_their_cost_is_measured(
+    run, exported, predicted, tmp_path, dtype, limit
+):
+    lines = []
+    result = export_bundle(
+        str(run / "run"), output=str(tmp_path / "out"), tables=dtype, report=lines.append
+    )
+    assert result.parity.difference < 1e-6
+    changes = result.rounding["click"]
+    assert 0 < abs(changes["logloss"]) < limit
+    assert "auc" in changes
+    assert f"{changes['logloss']:.6g}" in (tmp_path / "out" / "model_card.md").read_text()
+    assert any(f"{dtype} tables change click on 300 examples" in line for line in lines)
+    scorer = jaxrank_serving.load(tmp_path / "out")
+    scores = scorer.score({}, columns_of(scorer, raw(run)))
+    assert 0 < np.abs(scores["click"] - predicted["click"]).max() < limit
+    size = {"bfloat16": 1 / 2, "int8": 1 / 4}[dtype]
+    stored, whole = (
+        (folder / "tables" / "dim4.bin").stat().st_size for folder in (tmp_path / "out", exported)
+    )
+    assert stored == size * whole
+
+
+def test_sequences_and_keyed_hashes_are_scored(run, tmp_path):
+    c = config(run / "raw")
+    c.features.ragged = [
+        dict(columns="seen", table="item", min_count=2, combiner="none", max_length=3),
+        dict(columns="tags", combiner="none", max_length=5, on_overlong="truncate", keep="last"),
+    ]
+    c.embedding.dims = ConfigDict({"tags": 3})
+    c.data.store, c.mesh.devices = str(tmp_path / "store"), 1
+    (tmp_path / "key").write_bytes(b"0123456789abcdef")
+    prepare(
+        c.features.to_dict(), c.source.to_dict(), tmp_path / "store", report=nothing,
+        hash_key_file=str(tmp_path / "key"),
+    )  # fmt: skip
+    saved(c, tmp_path / "run")
+    with pytest.raises(InputError, match="--hash-key-file: must name the key"):
+        export_bundle(str(tmp_path / "run"), output=str(tmp_path / "out"))
+    key_file = str(tmp_path / "key")
+    export_bundle(str(tmp_path / "run"), output=str(tmp_path / "out"), hash_key_file=key_file)
+    with pytest.raises(BundleError, match="hash_key: must be the key .*found none"):
+        jaxrank_serving.load(tmp_path / "out")
+    scorer = jaxrank_serving.load(tmp_path / "out", hash_key=b"0123456789abcdef")
+    evaluate.predict(str(tmp_path / "run"), output=str(tmp_path / "p.parquet"))
+    expected = pq.read_table(tmp_path / "p.parquet")["predicted_click"].to_numpy()
+    scores = scorer.score({}, columns_of(scorer, raw(run)))
+    np.testing.assert_allclose(scores["click"], expected, atol=1e-6)
+    truncated = sum(max(0, len(tags.split("|")) - 5) for tags in raw(run)["tags"])
+    assert scorer.counts()["tags"].truncated == truncated > 0
+
+
+def test_an_export_in_small_pieces_gives_the_same_files(run, exported, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_rows, "_FILE", 1000)
+    monkeypatch.setattr(vocabulary_index, "_IN_MEMORY", 50)
+    monkeypatch.setattr(vocabulary_index, "_SLICE", 30)
+    requests = Requests(("us*",), {"age": 30})
+    export_bundle(str(run / "run"), output=str(tmp_path / "out"), requests=requests)
+    names = [str(p.relative_to(exported)) for p in exported.rglob("*") if p.is_file()]
+    assert len(names) >= 8
+    for name in set(names) - {"model_card.md", "manifest.json", "model.stablehlo"}:
+        assert (tmp_path / "out" / name).read_bytes() == (exported / name).read_bytes(), name
+
+
+def test_equal_hashes_lead_to_other_seeds(tmp_path, monkeypatch):
+    seed_of = vocabulary_index.seed_of
+    values = pa.chunked_array([["a", "b", "c"]])
+    # A hash with two bits that count collides for some seeds.
+    digest = vocabulary_index.xxhash.xxh3_64_intdigest
+    tried = []
+
+    def few_bits(value, seed=0):
+        return digest(value, seed) & 0xC000000000000000
+
+    monkeypatch.setattr(vocabulary_index.xxhash, "xxh3_64_intdigest", few_bits)
+    monkeypatch.setattr(
+        vocabulary_index, "seed_of", lambda n, a: tried.append(a) or digest(b"%d" % a)
+    )
+    (tmp_path / "scratch").mkdir()
+    written = vocabulary_index.write_index(
+        [("t", values)], tmp_path / "index", tmp_path / "scratch"
+    )
+    assert written.seeds["t"] == digest(b"%d" % tried[-1])
+    assert not list((tmp_path / "scratch").iterdir())
+    assert seed_of("t", 0) != seed_of("t", 1) != seed_of("u", 1)
+
+
+def test_an_interrupted_export_continues(run, exported, tmp_path, monkeypatch):
+    write_index, written = bundles.write_index, []
+    make = bundles.write_stack
+
+    def counted(rows, dim, *args):
+        written.append(dim)
+        make(rows, dim, *args)
+
+    def fails(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(bundles, "write_stack", counted)
+    monkeypatch.setattr(bundles, "write_index", fails)
+    output = tmp_path / "out"
+    with pytest.raises(RunError, match="no space left"):
+        export_bundle(str(run / "run"), output=str(output))
+    assert not output.exists()
+    monkeypatch.setattr(bundles, "write_index", write_index)
+    stacks = len(written)
+    export_bundle(str(run / "run"), output=str(output))
+    assert len(written) == stacks == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    jaxrank_serving.load(output, verify=True)
+    for name in ("tables/dim4.bin", "vocabularies.bin"):
+        assert (output / name).read_bytes() == (exported / name).read_bytes()
+
+
+def test_a_bundle_that_predicts_otherwise_is_not_written(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(parity, "restored", lambda vectors, dtype: 1.01 * vectors)
+    with pytest.raises(RunError, match=r"must predict like the trained program, to 1e-05: found 0"):
+        export_bundle(str(run / "run"), output=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_an_onnx_form_the_bundle_has_stablehlo_only(run, tmp_path, monkeypatch):
+    from jaxrank.export.onnx import primitives
+
+    monkeypatch.delitem(primitives.CONVERTERS, "dot_general")
+    lines = []
+    result = export_bundle(str(run / "run"), output=str(tmp_path / "out"), report=lines.append)
+    assert "dot_general" in result.onnx
+    assert "products.py" in result.onnx
+    assert any("No model in ONNX" in line for line in lines)
+    assert result.parity.difference < 1e-6
+    assert not (tmp_path / "out" / "model.onnx").exists()
+    with pytest.raises(BundleError, match="found StableHLO only"):
+        jaxrank_serving.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--context=usr", r"--context: .*found 'usr'.*user"),
+        ("--default=age", "--default: must be NAME=VALUE: found 'age'"),
+        ("--default=position=1", "--default: .*found 'position'"),
+    ],
+)
+def test_flags_of_a_bundle_are_checked(run, tmp_path, flag, message):
+    given = [f"--workdir={run / 'run'}", f"--output={tmp_path / 'out'}", flag]
+    with pytest.raises(InputError, match=message):
+        cli.run(["export", *given])
+    with pytest.raises(InputError, match="is for --format=bundle"):
+        cli.run(["export", *given, "--format=files"])
+    assert not list(tmp_path.iterdir())
+
+
+def truncated(folder):
+    with open(folder / "tables" / "dim4.bin", "r+b") as file:
+        file.truncate(100)
+
+
+def edited_manifest(folder):
+    tree = json.loads((folder / "manifest.json").read_text())
+    tree["files"].pop("model_card.md")
+    (folder / "manifest.json").write_text(json.dumps(tree))
+
+
+def newer(folder):
+    tree = json.loads((folder / "manifest.json").read_text()) | {"format_version": 2}
+    (folder / "manifest.json").write_text(json.dumps(tree))
+
+
+def edited_row(folder):
+    with open(folder / "tables" / "dim4.bin", "r+b") as file:
+        file.seek(40)
+        file.write(b"\x01\x02")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncated, r"tables/dim4.bin: must have [\d,]+ bytes: found 100"),
+        (edited_manifest, "manifest.json: is corrupt"),
+        (newer, "must have format_version 1.*found 2. Install a newer jaxrank-serving"),
+        (edited_row, "dim4.bin: is corrupt"),
+        (lambda folder: (folder / "manifest.json").unlink(), "no bundle"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "of the format"),
+        (lambda folder: (folder / "vocabularies.bin").unlink(), "vocabularies.bin: must exist"),
+    ],
+)
+def test_a_damaged_bundle_is_named(exported, tmp_path, damage, message):
+    shutil.copytree(exported, tmp_path / "out")
+    damage(tmp_path / "out")
+    with pytest.raises(BundleError, match=message):
+        jaxrank_serving.load(tmp_path / "out", verify=True)
