@@ -195,7 +195,10 @@ def exported(checkout: Checkout) -> dict[str, Any]:
     output = checkout.results / f"export_of_{checkout.runs.name}"
     workdir = checkout.train("one", 1)
     if not output.exists():
-        checkout.jaxrank("export", f"--workdir={workdir}", f"--output={output}")
+        # Earlier versions write these files without the flag.
+        is_new = "--format" in (checkout.path / "jaxrank" / "flags.py").read_text()
+        flags = ["--format=files"] if is_new else []
+        checkout.jaxrank("export", f"--workdir={workdir}", f"--output={output}", *flags)
     files = sorted(path for path in output.rglob("*") if path.is_file())
     return {
         str(path.relative_to(output)): hashlib.sha256(

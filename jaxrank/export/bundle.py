@@ -96,9 +96,6 @@ class _Progress:
         if not self._state["files"]:
             empty_directory(directory)
 
-    def __bool__(self) -> bool:
-        return bool(self._state["files"])
-
     def write(self, name: str, make: Callable[[Path], Any], *more: str) -> Any:
         """Makes a file unless it is complete, and returns the result of `make` as plain data.
 
@@ -180,21 +177,24 @@ def export_bundle(
     key, hashed = _key(hash_key_file, source)
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
-    progress: _Progress | None = None
+    interrupted: list[bool] = []
     with (
-        written(output, keep=lambda: bool(progress)) as partial,
+        written(output, keep=lambda: bool(interrupted)) as partial,
         source.checkpoints.deletion_as_input_error(source.step),
     ):
         progress = _Progress(partial, _fingerprint(source, tables))
-        weights = dense_parts.layers(source.stored, run.weights_shape())
-        tree, no_onnx = _write_files(
-            source, spec, weights, described, tables, partial, progress, report
-        )
-        checked = _check(partial, source, weights, raw, tree, progress, key, tables, report)
-        facts = _facts(source, checked, tables)
-        page = card(tree, facts)
-        progress.renew("model_card.md", lambda path: _write_bytes(path, page.encode()))
-        size = _write_manifest(partial, progress)
+        try:
+            weights = dense_parts.layers(source.stored, run.weights_shape())
+            tree, no_onnx = _write_files(
+                source, spec, weights, described, tables, partial, progress, report
+            )
+            checked = _check(partial, source, weights, raw, tree, progress, key, tables, report)
+            page = card(tree, _facts(source, checked, tables)).encode()
+            progress.renew("model_card.md", lambda path: _write_bytes(path, page))
+            size = _write_manifest(partial, progress)
+        except (OSError, KeyboardInterrupt):
+            interrupted.append(True)  # the same command continues
+            raise
         (partial / _PROGRESS).unlink()
     return BundleExport(
         output=output,

@@ -70,7 +70,11 @@ def raw_rows(
     """
     features = dataclasses.replace(spec.without_labels(), keep=(), time="", group="", by_day=False)
     columns = columns_of(features)
-    source = make_source(store.spec.source, columns)
+    try:
+        source = make_source(store.spec.source, columns)
+    except InputError as error:
+        hint = "A bundle is compared with raw rows of the run's data. --format=files needs none."
+        raise InputError(f"{error} {hint}") from error
     split = (run.config.data.valid or run.config.data.train).partition("/")[0]
     if split not in source.splits:
         split = source.splits[-1]

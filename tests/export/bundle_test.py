@@ -1,7 +1,9 @@
 """A bundle scores raw values as `predict` does, and is exported atomically and resumably."""
 
 import json
+import re
 import shutil
+import textwrap
 import threading
 
 import jaxrank_serving
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from checkout import ROOT
 from every_feature import config, write
 from jaxrank_serving import BundleError, RequestError
 from ml_collections import ConfigDict
@@ -129,7 +132,7 @@ def test_requests_are_checked_and_defaults_filled_in(run, scorer):
     for context, changed, message in (
         ({}, candidates, "context, user: must be given"),
         ({"user": "u1", "item": "i1"}, candidates, "item: must be given once"),
-        ({"user": "u1"}, [c | {"user": "u2"} for c in candidates], "given in the context"),
+        ({}, [c | {"user": "u2"} for c in candidates], "user: must be given in the context"),
         ({"user": "u1"}, [*candidates[:2], {"item": "i1"}], r"candidate 2, f0: must be given"),
         ({"user": "u1"}, [c | {"itm": 1} for c in candidates], "must be a feature of the model"),
         ({"user": "u1"}, [c | {"number": "x"} for c in candidates], "candidate 0, number"),
@@ -140,6 +143,14 @@ def test_requests_are_checked_and_defaults_filled_in(run, scorer):
     ):
         with pytest.raises(RequestError, match=message):
             scorer.score(context, changed)
+
+
+def test_the_documented_program_runs(exported):
+    text = (ROOT / "docs" / "serving.md").read_text()
+    code = re.search(r"<!-- bundle -->\n((?:    .*\n|\n)+)", text)[1]
+    names = {}
+    exec(textwrap.dedent(code).replace("/tmp/ads", str(exported)), names)
+    assert names["click"].shape == (2,)
 
 
 def test_threads_share_a_scorer(run, scorer):
@@ -279,7 +290,18 @@ def test_a_bundle_that_predicts_otherwise_is_not_written(run, tmp_path, monkeypa
     monkeypatch.setattr(parity, "restored", lambda vectors, dtype: 1.01 * vectors)
     with pytest.raises(RunError, match=r"must predict like the trained program, to 1e-05: found 0"):
         export_bundle(str(run / "run"), output=str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_raw_data_must_be_there(run, tmp_path):
+    shutil.copytree(run / "run", tmp_path / "run")
+    shutil.move(run / "raw" / "valid.csv", run / "raw" / "moved.csv")
+    try:
+        with pytest.raises(InputError, match=r"valid.csv.*--format=files needs none"):
+            export_bundle(str(tmp_path / "run"), output=str(tmp_path / "out"))
+    finally:
+        shutil.move(run / "raw" / "moved.csv", run / "raw" / "valid.csv")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 def test_without_an_onnx_form_the_bundle_has_stablehlo_only(run, tmp_path, monkeypatch):
