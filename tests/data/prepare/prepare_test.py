@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -788,7 +787,6 @@ def test_two_thousand_columns_by_pattern(tmp_path):
     rows = [[1, *row] for row in values.tolist()]
     lines: list[str] = []
     path = write_csv(tmp_path / "wide.csv", names, rows)
-    began = time.perf_counter()
     store = prepare(
         dict(
             tasks=[CLICK],
@@ -799,7 +797,6 @@ def test_two_thousand_columns_by_pattern(tmp_path):
         tmp_path / "store",
         report=lines.append,
     )
-    assert time.perf_counter() - began < 20  # 1 s when it was written
     floats = values[:, :1900]
     expected = (floats - floats.mean(axis=0)) / floats.std(axis=0)
     np.testing.assert_allclose(whole(store).dense, expected, rtol=1e-5, atol=1e-6)
