@@ -108,7 +108,12 @@ def _add_flag(group: Any, field: dataclasses.Field, kind: Any) -> None:
 
 
 def _entries(kind: type, text: str) -> tuple[Any, ...]:
-    return tuple(kind(entry.strip()) for entry in text.split(",") if entry.strip())
+    try:
+        return tuple(kind(entry.strip()) for entry in text.split(",") if entry.strip())
+    except ValueError as error:
+        kinds = {int: "whole numbers", float: "numbers"}
+        must = f"must be {kinds[kind]} with commas between them: found {text!r}"
+        raise argparse.ArgumentTypeError(must) from error
 
 
 def options_of(study: Study, flags: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from jaxrank.errors import InputError
 from jaxrank.studies.study import RunResult, RunSpec
 
 _SECTIONS = ("dense", "tables")
-_HERE = (0, 0)
+_CENTER = (0, 0)
 _AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1))
 
 # Powers of the factor for the rates of dense parameters and of tables.
@@ -78,12 +78,12 @@ def tuned(
         sides: specs without rates; their names are completed.
         rounds: maximum number of moves; 0: the rates of the config.
     """
-    centers: dict[str, Point] = dict.fromkeys(sides, _HERE)
+    centers: dict[str, Point] = dict.fromkeys(sides, _CENTER)
     losses: dict[tuple[str, Point], float] = {}
     moving = set(sides) if rounds else set()
     for _ in range(rounds):
         around = {
-            side: [_moved(centers[side], move) for move in (_HERE, *_AROUND)] for side in moving
+            side: [_moved(centers[side], move) for move in (_CENTER, *_AROUND)] for side in moving
         }
         new = [
             (side, point)

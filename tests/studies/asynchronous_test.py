@@ -148,22 +148,22 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
     copied = set(re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", train.as_text()))
     waiting = {",".join(map(str, x.shape)) for x in jax.tree.leaves(slots.batch) if x.size}
     assert not copied & waiting, copied & waiting  # of all workers in every step
-    state, slots, (_, found) = train(*inputs)
-    assert list(found[workers:]) == staleness[: steps - workers]
+    state, slots, (_, actual) = train(*inputs)
+    assert list(actual[workers:]) == staleness[: steps - workers]
     read_write = [np.resize(of_events[steps:], steps) for of_events in by_event]
     limits = np.int32(0), np.int32(workers)
-    state, _, (_, found) = train(state, slots, stacked, *read_write, *limits)
-    assert list(found[:workers]) == staleness[-workers:]
+    state, _, (_, actual) = train(state, slots, stacked, *read_write, *limits)
+    assert list(actual[:workers]) == staleness[-workers:]
 
     layers = state.params
-    found = dict(
+    actual = dict(
         w1=layers["hidden"]["kernel"],
         b1=layers["hidden"]["bias"],
         w2=layers["head"]["kernel"],
         b2=layers["head"]["bias"],
     )
     for name, expected in server.params.items():
-        np.testing.assert_allclose(found[name], expected, 1e-4, 1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name], expected, 1e-4, 1e-5, err_msg=name)
     rows = logical_rows({n: t.rows for n, t in state.tables.items()}, stack)
     np.testing.assert_allclose(rows, server.rows, 1e-4, 1e-5)
     slots = logical_rows({n: t.slots["accumulator"] for n, t in state.tables.items()}, stack)
@@ -184,10 +184,10 @@ def test_one_worker_is_synchronous_training_to_the_bit(store, tmp_path):
     changes["model"] = model
     result = run(store, tmp_path / "synchronous", **changes)
     expected = final_state(store, tmp_path / "synchronous", **changes)
-    found = trained(store, tmp_path / "asynchronous", 1, **changes)
-    assert not found.staleness.any()
-    assert found.metrics == flatten_metrics(result.metrics)
-    state = jax.device_get(found.state._replace(scratch={}))
+    actual = trained(store, tmp_path / "asynchronous", 1, **changes)
+    assert not actual.staleness.any()
+    assert actual.metrics == flatten_metrics(result.metrics)
+    state = jax.device_get(actual.state._replace(scratch={}))
     jax.tree.map(np.testing.assert_array_equal, state, expected)
 
 

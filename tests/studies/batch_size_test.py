@@ -68,9 +68,9 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
 
 def test_rates_of_the_config_are_those_at_the_base_batch():
     plain = resolved(tiny.config())["config"]  # base_batch 4,096
-    found = batch_size._at_base(plain, 1024)["optim"]
-    assert found["dense"]["base_learning_rate"] == pytest.approx(0.001 * 0.5)
-    assert found["tables"]["base_learning_rate"] == pytest.approx(0.05 * 0.5)
+    actual = batch_size._at_base(plain, 1024)["optim"]
+    assert actual["dense"]["base_learning_rate"] == pytest.approx(0.001 * 0.5)
+    assert actual["tables"]["base_learning_rate"] == pytest.approx(0.05 * 0.5)
     assert batch_size._at_base(plain, 16384)["optim"]["tables"]["base_learning_rate"] == 0.2
 
 
@@ -96,12 +96,12 @@ def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
     args = [f"--config={HELPERS / 'study_config.py'}", f"--workdir={tmp_path}", "--runs=1"]
     args += ["--batch-sizes=32,64", "--base=32", "--rules=sqrt+sqrt_linear", "--warmups=0"]
     cli.run(["study", "batch-size", *args, "--averages=0", "--workers=2", "--tune-rounds=0"])
-    found = json.loads((tmp_path / "batch-size.json").read_text())
-    rows = [row[:3] for row in found["table"]["rows"]]
+    actual = json.loads((tmp_path / "batch-size.json").read_text())
+    rows = [row[:3] for row in actual["table"]["rows"]]
     assert rows == [
         ["synchronous", 32, 16],
         ["synchronous", 64, 8],
         ["asynchronous, 2 workers", 32, 16],
         ["asynchronous, 2 workers", 64, 8],
     ]
-    assert len({row[7] for row in found["table"]["rows"]}) == 4
+    assert len({row[7] for row in actual["table"]["rows"]}) == 4

@@ -14,6 +14,7 @@ import quick_compile
 import tiny
 from checkout import HELPERS, ROOT, TINY
 
+from jaxrank import cli
 from jaxrank.errors import InputError, RunError
 from jaxrank.studies import registry
 from jaxrank.studies.execution.directories import Directories
@@ -68,10 +69,10 @@ def names(log):
 
 def test_a_study_writes_its_table_picture_and_the_record_of_each_run(tmp_path):
     lines = []
-    found = executed(tmp_path / "study", tmp_path / "log", report=lines.append)
-    assert found["table"]["rows"] == [[f"run-{i}", i] for i in range(4)]
-    assert "error" not in found
-    csv, png, svg = (Path(file) for file in found["files"])
+    actual = executed(tmp_path / "study", tmp_path / "log", report=lines.append)
+    assert actual["table"]["rows"] == [[f"run-{i}", i] for i in range(4)]
+    assert "error" not in actual
+    csv, png, svg = (Path(file) for file in actual["files"])
     assert csv.read_text().splitlines() == ["run,AUC", *(f"run-{i},{i}.0" for i in range(4))]
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
@@ -161,28 +162,32 @@ def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, number):
             time.sleep(0.01)
     assert len(list(workdir.glob("runs/*/result.json"))) < 9
     whole = executed(tmp_path / "whole", tmp_path / "whole_log", count=8, **SLOW)
-    found = executed(workdir, log, count=8, **SLOW)
-    assert found["table"] == whole["table"]
+    actual = executed(workdir, log, count=8, **SLOW)
+    assert actual["table"] == whole["table"]
     assert len(log.read_text().split()) <= 8 + 2  # the two runs that were killed
 
 
-def test_invalid_values_fail_a_run_and_unknown_names_the_command(tmp_path, capsys):
+def test_an_invalid_config_fails_its_run_only(tmp_path):
     directories = Directories(tiny.config(), tmp_path, [])
     with opened(directories, tmp_path, jobs=1, report=lambda text: None, worker=WORKER) as executor:
         (result,) = executor.run([RunSpec("bad", {"batch_size": -1}, "fake")])
     assert result.status == "failed"
     assert "batch_size must be" in result.error
-    with pytest.raises(InputError, match=r"--jobs must be at least 1: found 0"):
-        executed(tmp_path / "study", tmp_path / "log", jobs=0)
-    from jaxrank import cli
 
-    where = [f"--config={TINY}", f"--workdir={tmp_path / 'x'}"]
-    with pytest.raises(InputError, match=r"'stabilty'\. Did you mean 'stability'"):
-        cli.run(["study", "stabilty", *where])
-    with pytest.raises(InputError, match=r"unknown argument '--run=3'. Did you mean --runs"):
-        cli.run(["study", "stability", *where, "--run=3"])
-    with pytest.raises(InputError, match=r"--runs must be at least 2: found 1"):
-        cli.run(["study", "stability", *where, "--runs=1"])
+
+@pytest.mark.parametrize(
+    ("name", "flag", "message"),
+    [
+        ("stabilty", "--runs=3", r"'stabilty'\. Did you mean 'stability'"),
+        ("stability", "--run=3", r"unknown argument '--run=3'. Did you mean --runs"),
+        ("stability", "--runs=1", r"--runs must be at least 2: found 1"),
+        ("stability", "--workers=4,a", r"--workers: must be whole numbers .* found '4,a'"),
+        ("stability", "--jobs=0", r"--jobs must be at least 1: found 0"),
+    ],
+)
+def test_invalid_usage_is_rejected_before_the_workdir_is_made(tmp_path, name, flag, message):
+    with pytest.raises(InputError, match=message):
+        cli.run(["study", name, f"--config={TINY}", f"--workdir={tmp_path / 'x'}", flag])
     assert not (tmp_path / "x").exists()
 
 
@@ -195,7 +200,7 @@ def test_a_run_trains_on_the_data_of_the_study(tmp_path, monkeypatch):
         return Outcome(Table(("AUC",), [(r.metrics["click/auc"],) for r in results]))
 
     lines = []
-    found = registry.run(
+    actual = registry.run(
         Study("seeds", "", Options, runs),
         tiny.config(),
         tmp_path,
@@ -203,8 +208,8 @@ def test_a_run_trains_on_the_data_of_the_study(tmp_path, monkeypatch):
         command=[f"--config={TINY}"],
         report=lines.append,
     )
-    assert not found["failed"], lines
-    (first,), (second,) = found["table"]["rows"]
+    assert not actual["failed"], lines
+    (first,), (second,) = actual["table"]["rows"]
     assert 0 < first != second < 1
     assert (tmp_path / "data").is_dir()
     run = tmp_path / "runs" / "seed-1"

@@ -17,8 +17,8 @@ def test_intervals_of_mean_and_deviation_hold_the_truth_as_often_as_they_say():
 
 def test_pairs_cancel_what_they_have_in_common():
     shared = np.array([1.0, 5.0, 2.0, 8.0])
-    found = intervals.paired(shared + 0.5, shared)
-    np.testing.assert_allclose(found, 0.5, atol=1e-12)
+    actual = intervals.paired(shared + 0.5, shared)
+    np.testing.assert_allclose(actual, 0.5, atol=1e-12)
 
 
 def test_one_value_has_no_interval():

@@ -95,8 +95,8 @@ def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
     args = [f"--config={HELPERS / 'study_config.py'}", f"--workdir={tmp_path}", "--runs=2"]
     cli.run(["study", "stability", *args, "--workers=3", "--steps=4", "--tune-rounds=0"])
-    found = json.loads((tmp_path / "stability.json").read_text())
-    rows = [row for row in found["table"]["rows"] if row[3] == "click/logloss"]
+    actual = json.loads((tmp_path / "stability.json").read_text())
+    rows = [row for row in actual["table"]["rows"] if row[3] == "click/logloss"]
     assert [(row[1], row[2], row[4]) for row in rows] == [
         (None, "nothing", 2),
         (None, "seed", 2),
@@ -106,4 +106,4 @@ def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
     assert rows[0][6] == 0
     assert min(row[6] for row in rows[1:]) > 0
     assert rows[2][12] >= 1
-    assert "Identical synchronous runs are equal" in found["conclusion"][1]
+    assert "Identical synchronous runs are equal" in actual["conclusion"][1]

@@ -74,6 +74,7 @@ class Executor:
         self._workers: list[_Worker] = []  # all of them
         self._idle: list[_Worker] = []
         self._specs: dict[str, RunSpec] = {}
+        self._is_closed = False
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunResult]:
         """Executes runs and returns their results in the same order. Failed runs are recorded.
@@ -105,6 +106,7 @@ class Executor:
 
     def close(self) -> None:
         """Ends all workers."""
+        self._is_closed = True
         for worker in self._workers:
             worker.close()
 
@@ -144,6 +146,8 @@ class Executor:
         began = time.monotonic()
         if worker.execute(path):
             self._idle.append(worker)
+        elif self._is_closed:  # the study has been stopped, and nobody waits for the run
+            raise RunError(f"{spec.name}: interrupted.")
         else:
             json_files.write(path / RESULT, _crash(path, worker.close(), time.monotonic() - began))
         return self._directories.read(spec)
