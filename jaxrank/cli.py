@@ -371,10 +371,10 @@ def _compare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     report(comparison_text.describe(result))
     if args.picture:
         from jaxrank import plots
-        from jaxrank.run_report import collect
+        from jaxrank.run_report import collect, run_sections
 
         runs = collect.distinct_names([collect.collect(run) for run in args.runs])
-        plots.draw_learning_curves({run.name: run.history.valid for run in runs}, args.picture)
+        plots.draw_panels(run_sections.curve_panels(runs), [args.picture])
         report(f"picture: {args.picture}")
     return result._asdict()
 

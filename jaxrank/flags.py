@@ -425,7 +425,7 @@ def _compare(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--batch-size", type=int, metavar="N", help="examples per batch; default: each run's"
     )
-    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the learning curves")
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG or SVG of the curves")
 
 
 def _selftest(sub: argparse.ArgumentParser) -> None:

@@ -207,40 +207,6 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
         axes.legend()
 
 
-def draw_learning_curves(
-    runs: Mapping[str, Mapping[str, Any]], path: str | Path, *, most: int = 6
-) -> None:
-    """Writes a PNG with a panel per metric: the evaluations of each run over the steps.
-
-    Args:
-        runs: {name: {metric: curve}}; a curve has `steps` and `values`, f64[n].
-        most: maximum number of metrics, the first ones.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    metrics = list(dict.fromkeys(metric for curves in runs.values() for metric in curves))
-    metrics = [metric for metric in metrics if not metric.endswith("/examples")][:most]
-    columns = min(len(metrics), 3) or 1
-    rows = -(-len(metrics) // columns) or 1
-    figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
-    panels = np.ravel(figure.subplots(rows, columns))
-    for panel, metric in zip(panels, metrics, strict=False):
-        for name, curves in runs.items():
-            if metric in curves:
-                curve = curves[metric]
-                panel.plot(curve.steps, curve.values, "o-", markersize=3, label=name)
-        panel.set_title(metric)
-        panel.set_xlabel("steps")
-        panel.grid(alpha=0.3)
-    for panel in panels[len(metrics) :]:
-        panel.set_axis_off()
-    handles, labels = panels[0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3))
-    _save(figure, path)
-
-
 def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
     """Writes a PNG of prepared data: missing values, distinct values and lengths of lists.
 

@@ -51,6 +51,20 @@ def learning_curves(runs: Sequence[RunReport]) -> list[Markup]:
     return [note(text), *charts]
 
 
+def curve_panels(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
+    """Returns the evaluations of the runs over steps, for `plots.draw_panels`."""
+    panels = []
+    for name in _curve_names(runs):
+        series = [s for s in _series(runs, name, "steps") if not s.faint]
+        lines_ = [
+            {"label": s.name, "x": s.x, "y": s.y, "low": (), "style": "line", "color": s.color}
+            for s in series or _series(runs, name, "steps")
+        ]
+        labels = {"title": name, "x_label": "steps", "y_label": name}
+        panels.append({**labels, "series": lines_, "x_scale": "linear", "y_scale": "linear"})
+    return panels
+
+
 def _curve_names(runs: Sequence[RunReport]) -> list[str]:
     evaluated = [name for run in runs for name in run.history.valid]
     names: list[str] = []
