@@ -36,8 +36,8 @@ _OPEN_BATCH = 4096  # for a config whose batch size depends on its data
 @dataclasses.dataclass(frozen=True)
 class Options:
     prices: str = field("", help="a CSV file of prices; none: configs/prices.csv of the program")
-    models: tuple[str, ...] = field(
-        (), help="other configs beside --config, such as configs/heavy.py"
+    other_configs: tuple[str, ...] = field(
+        (), help="configs of other models beside --config, such as configs/heavy.py"
     )
     topologies: tuple[str, ...] = field(
         ("v3-32", "a100-4"), help="TPU slices and GPUs to estimate", non_empty=True
@@ -61,7 +61,7 @@ def runs(context: Context) -> Runs:
     prices = Prices(options.prices)
     estimated = {name: _priced(topology(name), prices) for name in options.topologies}
     models: dict[str, dict[str, Any]] = {"config": {}}
-    models |= {_stem(path): _sections(context, path) for path in options.models}
+    models |= {_stem(path): _sections(context, path) for path in options.other_configs}
     (present,) = yield [RunSpec("devices-present", kind="devices")]
     if not present.is_done:
         raise InputError(f"the devices of this machine must open: {present.error}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxrank.aot.scaling import PARTS, PUBLISHED
-from jaxrank.aot.topology import topology
+from jaxrank.aot.topology import Topology, topology
 from jaxrank.studies.study import (
     Context,
     Outcome,
@@ -50,16 +50,20 @@ def runs(context: Context) -> Runs:
     machines = [topology(name) for name in options.topologies]  # checked before anything runs
     (present,) = yield [RunSpec("devices-present", kind="devices")]
     counts = options.devices or _powers(present.values)
-    specs = [spec for n in counts for spec in _measured(context, n, present.values, min(counts))]
-    for growth in GROWTH:
-        for machine in machines:
-            family = [m for m in machines if m.generation == machine.generation]
-            ratio = machine.devices // min(m.devices for m in family) if growth == "weak" else 1
-            overrides = _overrides(context, machine.devices, ratio) | {"mesh.devices": 0}
-            name, settings = f"estimated-{growth}-{machine.name}", {"topology": machine.name}
-            specs.append(RunSpec(name, overrides, "estimate", settings))
-    results = yield specs
-    lines = [_line(result) for result in results if result.is_done]
+    entries = [
+        (growth, spec)
+        for growth in GROWTH
+        for spec in (
+            *(_measured(context, growth, n, present.values, min(counts)) for n in counts),
+            *(_estimated(context, growth, machine, machines) for machine in machines),
+        )
+    ]
+    # The smallest machine of a family has the same run for both.
+    unique = {spec.name: spec for _, spec in entries}
+    results = dict(zip(unique, (yield list(unique.values())), strict=True))
+    lines = [
+        _line(growth, results[spec.name]) for growth, spec in entries if results[spec.name].is_done
+    ]
     return Outcome(
         Table(_COLUMNS, [row for line in _families(lines) for row in _rows(line)]),
         [*(_speedups(lines, growth) for growth in GROWTH), _parts(lines)],
@@ -85,18 +89,25 @@ def _overrides(context: Context, devices: int, ratio: int) -> dict[str, Any]:
     }
 
 
-def _measured(context: Context, devices: int, present: Any, fewest: int) -> list[RunSpec]:
-    cpu_devices = devices if present.get("platform") == "cpu" else 0
-    return [
-        RunSpec(
-            f"measured-{growth}-{devices}",
-            _overrides(context, devices, devices // fewest if growth == "weak" else 1),
-            "bench",
-            {"seconds": context.options.seconds},
-            cpu_devices,
-        )
-        for growth in GROWTH
-    ]
+def _measured(context: Context, growth: str, devices: int, present: Any, fewest: int) -> RunSpec:
+    overrides = _overrides(context, devices, devices // fewest if growth == "weak" else 1)
+    return RunSpec(
+        f"measured-{devices}-batch-{overrides['batch_size']}",
+        overrides,
+        "bench",
+        {"seconds": context.options.seconds},
+        devices if present.get("platform") == "cpu" else 0,
+    )
+
+
+def _estimated(
+    context: Context, growth: str, machine: Topology, machines: Sequence[Topology]
+) -> RunSpec:
+    fewest = min(m.devices for m in machines if m.generation == machine.generation)
+    ratio = machine.devices // fewest if growth == "weak" else 1
+    overrides = _overrides(context, machine.devices, ratio) | {"mesh.devices": 0}
+    name = f"estimated-{machine.name}-batch-{overrides['batch_size']}"
+    return RunSpec(name, overrides, "estimate", {"topology": machine.name})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,17 +126,17 @@ class _Line:
     limit: str
 
 
-def _line(result: RunResult) -> _Line:
-    how, growth, machine = result.spec.name.split("-", 2)
-    values = result.values
-    is_estimated = how == ESTIMATED
+def _line(growth: str, result: RunResult) -> _Line:
+    values, spec = result.values, result.spec
+    is_estimated = spec.kind == "estimate"
+    name = spec.settings["topology"] if is_estimated else ""
     return _Line(
-        how=how,
+        how=ESTIMATED if is_estimated else MEASURED,
         growth=growth,
-        family=machine.partition("-")[0] if is_estimated else MEASURED,
-        machine=machine if is_estimated else values["device"],
-        devices=values["devices"] if is_estimated else int(machine),
-        batch_size=result.spec.overrides["batch_size"],
+        family=name.partition("-")[0] if is_estimated else MEASURED,
+        machine=name if is_estimated else values["device"],
+        devices=values["devices"] if is_estimated else spec.overrides["mesh.devices"],
+        batch_size=spec.overrides["batch_size"],
         rate=result.examples_per_second,
         step_rate=None if is_estimated else values["step"]["examples_per_second"],
         seconds=dict(values["seconds"]) if is_estimated else {},

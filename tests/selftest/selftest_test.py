@@ -59,6 +59,7 @@ def built(folder):
         yield run
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_this_machine_passes_all_checks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(job, "Size", lambda: SMALL)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import tiny
 
-from jaxrank import config_files
+from jaxrank import cli, config_files
 from jaxrank.aot.prices import COLUMNS, Prices
 from jaxrank.aot.scaling import PARTS
 from jaxrank.aot.topology import topology
 from jaxrank.errors import InputError
-from jaxrank.studies import cost, input, scaling
+from jaxrank.studies import cost, input, registry, scaling
 from jaxrank.studies.execution import measure
 from jaxrank.studies.execution.kinds import RunInput
 from jaxrank.studies.study import Context, RunResult
@@ -70,7 +70,7 @@ def scaled(spec):
         return 0.0, CPU
     if spec.kind == "bench":
         devices = spec.overrides["mesh.devices"]
-        return None if spec.name == "measured-weak-4" else bench(1000.0 * devices**0.5)
+        return None if spec.name == "measured-4-batch-512" else bench(1000.0 * devices**0.5)
     name = spec.settings["topology"]
     return estimated(1000.0 * topology(name).devices ** 0.6, name)
 
@@ -78,11 +78,11 @@ def scaled(spec):
 def test_scaling_compares_each_family_with_its_smallest_machine():
     options = dict(devices=(1, 2, 4), topologies=("v3-8", "v3-128", "a100-4"))
     outcome, specs = driven(scaling.STUDY, scaled, **options)
-    weak, strong = (specs[f"measured-{growth}-2"] for growth in ("weak", "strong"))
-    assert (weak.overrides["batch_size"], strong.overrides["batch_size"]) == (256, 128)
+    weak, strong = (specs[f"measured-2-batch-{batch}"] for batch in (256, 128))
+    assert strong.overrides["batch_size"] == 128
     assert weak.devices == weak.overrides["mesh.devices"] == 2
-    slice_spec = specs["estimated-weak-v3-128"]
-    assert slice_spec.overrides["batch_size"] == 16 * 128
+    assert sum("v3-8-batch" in name for name in specs) == 1  # for both
+    slice_spec = specs[f"estimated-v3-128-batch-{16 * 128}"]
     assert slice_spec.overrides["data.shards"] == 128
     (two,) = rows(outcome, how="measured", batch="weak", devices=2)
     assert two["speed-up"] == pytest.approx(2**0.5)
@@ -102,10 +102,7 @@ def test_scaling_compares_each_family_with_its_smallest_machine():
 
 def test_scaling_measures_powers_of_two_up_to_the_cores_of_a_cpu():
     _, specs = driven(scaling.STUDY, scaled, topologies=("v3-8",))
-    assert sorted(name for name in specs if name.startswith("measured-weak")) == [
-        "measured-weak-1",
-        "measured-weak-2",
-    ]
+    assert {s.overrides["mesh.devices"] for s in specs.values() if s.kind == "bench"} == {1, 2}
     with pytest.raises(InputError, match="--topology.*found 'v9-8'"):
         driven(scaling.STUDY, scaled, topologies=("v9-8",))
 
@@ -167,7 +164,7 @@ def priced(spec):
 
 def test_cost_compares_examples_per_dollar(tmp_path):
     outcome, specs = driven(
-        cost.STUDY, priced, prices=price_file(tmp_path / "p.csv"), models=("quickstart",)
+        cost.STUDY, priced, prices=price_file(tmp_path / "p.csv"), other_configs=("quickstart",)
     )
     assert {"measured-config", "measured-quickstart"} <= specs.keys()
     assert specs["estimated-quickstart-a100-4"].overrides["batch_size"] == 4096
@@ -227,3 +224,12 @@ def test_kinds_of_runs_measure_devices_stores_and_the_input(store, tmp_path):
     assert measure.describe_devices(run)["values"]["platform"] == "cpu"
     run = dataclasses.replace(run, settings={"seconds": 0.01}, store=str(store))
     assert measure.input_rate(run)["examples_per_second"] > 0
+
+
+@pytest.mark.parametrize("name", ["scaling", "input", "cost"])
+def test_options_are_flags_of_the_command_line(name, capsys):
+    with pytest.raises(SystemExit):
+        cli.run(["study", name, "--help"])
+    shown = capsys.readouterr().out
+    for option in dataclasses.fields(registry.find(name).options):
+        assert f"--{option.name.replace('_', '-')}" in shown
