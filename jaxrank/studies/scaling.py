@@ -154,6 +154,10 @@ def _families(lines: Iterable[_Line]) -> list[list[_Line]]:
     return [list(group) for _, group in itertools.groupby(ordered, key)]
 
 
+def _label(family: str) -> str:
+    return family if family == MEASURED else f"{family}, {ESTIMATED}"
+
+
 def _speedup(line: _Line, first: _Line) -> float:
     return line.rate / first.rate
 
@@ -182,7 +186,7 @@ def _speedups(lines: Sequence[_Line], growth: str) -> Panel:
         name = family[0].family
         series.append(
             Series(
-                "measured" if name == MEASURED else f"{name}, estimated",
+                _label(name),
                 [line.devices / first.devices for line in family],
                 [_speedup(line, first) for line in family],
                 style="line" if name == MEASURED else "dashed",
@@ -226,7 +230,7 @@ def _conclusion(lines: Sequence[_Line], present: Any) -> list[str]:
         ratio = last.devices / first.devices
         sentences.append(
             f"With a batch that grows, {last.devices} devices are {_speedup(last, first):.2f} times"
-            f" as fast as {first.devices}, of {ratio:g} ({first.family}, {first.how})."
+            f" as fast as {first.devices}, of {ratio:g} times as many ({_label(first.family)})."
         )
     if present.get("platform") == "cpu":
         sentences.append(
