@@ -78,7 +78,8 @@ def estimate(run: Any) -> Mapping[str, Any]:
     )
     took = compiled.step_time
     if took is None:
-        raise RunError(f"{run.settings['topology']}: the model does not fit: {compiled.compiler_error}")
+        name = compiled.topology.name
+        raise RunError(f"{name}: the model must fit its devices: {compiled.compiler_error}")
     values = {
         "seconds": took.seconds,
         "limit": took.limit,
