@@ -37,6 +37,7 @@ from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
+from jaxrank.evaluation.model_view import check_features
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Layout, ReplicatedRows
 from jaxrank.metrics.early_stopping import Monitor, make_monitor
@@ -508,10 +509,17 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] 
         return None
     schema = files.load_schema(directory)
     if schema != store.schema:
-        scoring.check_schema(schema, store)
+        check_features(schema, store)
+        before, after = (
+            [f.name for part in (s.dense, s.categorical, s.ragged) for f in part]
+            for s in (schema, store.schema)
+        )
+        more = [name for name in after if name not in before]
         raise InputError(
-            f"{store.path}: its vocabularies must be those that the run in {directory} started"
-            " with: they have grown since. Use another --workdir."
+            f"{store.path}: its features and vocabularies must be those that the run in"
+            f" {directory} started with: found"
+            f" {f'also {more}' if more else 'vocabularies that have changed since'}. Use another"
+            " --workdir."
         )
     return files.load_placement(directory)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.features import PAD, UNKNOWN_ROW, Schema
+from jaxrank.features import PAD, Schema
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,37 +189,6 @@ def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.
         pa.large_binary(), len(ends) - 1, [None, pa.py_buffer(ends * values.itemsize), data]
     )
     return np.frombuffer(strings.take(pa.array(order)).buffers()[2], values.dtype)
-
-
-class Known:
-    """Replaces the rows that a model's tables do not have by UNKNOWN_ROW.
-
-    Such rows are values that a later store appended to the model's vocabularies. The later store
-    has rows for them, but the model has no vectors.
-
-    Args:
-        schema: the model's.
-    """
-
-    def __init__(self, schema: Schema):
-        # PAD exceeds every row, so tables with other encodings are unchanged.
-        rows = {t.name: t.rows if t.encoding == "vocabulary" else PAD for t in schema.tables}
-        self._columns = np.array([rows[f.table] for f in schema.id_columns], int)
-        self._lists = np.array([rows[f.table] for f in schema.ragged], int)
-
-    def __call__(self, examples: Examples) -> Examples:
-        """Returns the examples with replaced rows. No copy if the model has all rows."""
-        ids, values = examples.ids, examples.list_values
-        if ids.size and (ids.max(axis=0) >= self._columns).any():
-            ids = _known(ids, self._columns)
-        if values.size and values.max() >= self._lists.min():
-            lengths = examples.list_lengths.reshape(-1)
-            values = _known(values, np.repeat(np.tile(self._lists, examples.rows), lengths))
-        return dataclasses.replace(examples, ids=ids, list_values=values)
-
-
-def _known(rows: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    return np.where((rows >= limits) & (rows != PAD), UNKNOWN_ROW, rows).astype(np.int32)
 
 
 def blank(like: Examples, rows: int) -> Examples:

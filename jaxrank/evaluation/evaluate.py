@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import pyarrow as pa
 from ml_collections import ConfigDict
 
 from jaxrank import layout as layouts
@@ -20,12 +21,14 @@ from jaxrank.build import (
 )
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.store.reader import Store
+from jaxrank.data.store.same_values import check_extends
 from jaxrank.data.store.split import Split
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
-from jaxrank.features import Schema
+from jaxrank.evaluation.model_view import as_read_by
+from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Layout
 from jaxrank.models import Model
 from jaxrank.program import Predictor
@@ -109,14 +112,39 @@ class SavedRun(NamedTuple):
         return run_data.locate(*sections, self.directory, given=given)
 
     def open_data(self, given: str = "") -> Store:
-        """Opens the store `given`, or the run's own data if it is empty.
+        """Opens the store `given`, or the run's own data if it is empty, as the model reads it.
 
         Raises:
             InputError: the data is absent, or the run's model cannot read it.
         """
-        store = self.data(given).open()
-        scoring.check_schema(self.schema, store)
-        return store
+        return as_read_by(self.schema, self.data(given).open(), self.open_own)
+
+    def open_own(self) -> Store:
+        """Opens the store that the run was trained on, to match rows by raw value.
+
+        Raises:
+            InputError: it is absent.
+        """
+        try:
+            return self.data().open()
+        except InputError as error:
+            raise InputError(
+                f"{self.directory}: the run's own data must exist, because it has the raw values of"
+                f" the rows of its tables: {error}"
+            ) from error
+
+    def values(self, table: Table, store: Store) -> pa.ChunkedArray:
+        """Returns the raw value of each row of a vocabulary of the run, without reserved rows.
+
+        Args:
+            store: is read if it extends that vocabulary, else the run's own data.
+
+        Raises:
+            InputError: both hold another vocabulary.
+        """
+        extending = store if store.extends(table) else self.open_own()
+        check_extends(extending, table)
+        return extending.values(table.name).slice(0, table.rows - RESERVED_ROWS)
 
     def check_trained_on(self, store: Store, checkpoints: Checkpoints) -> None:
         """Checks that a store at the path of the run's own data still has that data.

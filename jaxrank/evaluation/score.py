@@ -1,6 +1,5 @@
 """Computes exact metrics or writes predictions to Parquet, in one pass over a split."""
 
-import dataclasses
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -16,7 +15,6 @@ from jaxrank.atomic import replacing
 from jaxrank.data.batches.pipeline import EvaluationBatches
 from jaxrank.data.examples import Examples, cut, traffic_weights
 from jaxrank.data.files import check_parent, is_local
-from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import slices
@@ -73,35 +71,6 @@ class Scored(NamedTuple):
     logits: np.ndarray
     labels: np.ndarray
     weights: np.ndarray
-
-
-def check_schema(expected: Schema, store: Store) -> None:
-    """Raises InputError with the difference unless a model with schema `expected` can read `store`.
-
-    A vocabulary may have grown since the training: new values are unknown to the model. Negatives
-    may be sampled at another rate, because a model predicts all traffic.
-    """
-    for field in ("tasks", "dense", "categorical", "ragged", "tables"):
-        old = {x.name: _as_predicted(x) for x in getattr(expected, field)}
-        new = {x.name: _as_predicted(x) for x in getattr(store.schema, field)}
-        for name in [*old, *new]:
-            if old.get(name) == new.get(name):
-                continue
-            if field == "tables" and name in old and name in new and store.extends(old[name]):
-                continue
-            raise InputError(
-                f"{store.path}: {field} must be those that the model was trained on: {name!r} was"
-                f" {old.get(name, 'absent')}, found {new.get(name, 'absent')}. Prepare the data"
-                " with the features of the training store, and `--vocabularies` naming it."
-            )
-        if list(old) != list(new):
-            raise InputError(
-                f"{store.path}: {field} must be in the order {list(old)}: found {list(new)}."
-            )
-
-
-def _as_predicted(entry: Any) -> Any:
-    return dataclasses.replace(entry, shifted=False) if isinstance(entry, Task) else entry
 
 
 def whole_groups(batch_size: int, predictor: Predictor) -> int:

@@ -27,7 +27,7 @@ def recipe(
         config: of the run, as plain data.
     """
     schema = layout.schema
-    spec = resolve_again(feature_spec(config["features"]), schema)
+    spec = resolve_again(feature_spec(config["features"]), schema, store.schema)
     return {
         "jaxrank_version": jaxrank.__version__,
         "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],

@@ -31,6 +31,7 @@ from jaxrank.data.lock import empty_directory, new_directory
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
+from jaxrank.evaluation.evaluate import SavedRun
 from jaxrank.export.description import recipe
 from jaxrank.export.table_rows import TableRows, table_rows
 from jaxrank.features import RESERVED_ROWS, Table
@@ -143,7 +144,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     ):
         empty_directory(partial)
         parameters = _write_layers(stored, len(run.schema.tasks), partial / "layers.npz")
-        _write_tables(stored, layout, store, partial / "tables")
+        _write_tables(stored, layout, run, store, partial / "tables")
         json_files.write(partial / "export.json", description)
     return Export(
         output=output,
@@ -197,7 +198,9 @@ def _write_layers(stored: CheckpointReader, tasks: int, path: Path) -> int:
     return sum(array.size for array in arrays.values())
 
 
-def _write_tables(stored: CheckpointReader, layout: Layout, store: Store, folder: Path) -> None:
+def _write_tables(
+    stored: CheckpointReader, layout: Layout, run: SavedRun, store: Store, folder: Path
+) -> None:
     tables = {table.name: table for table in layout.schema.tables}
     folder.mkdir()
     scratch = folder / "scratch"
@@ -205,18 +208,18 @@ def _write_tables(stored: CheckpointReader, layout: Layout, store: Store, folder
     for stack in layout.stacks:
         rows = table_rows(stored, layout, stack, scratch)
         for name, parts in itertools.groupby(rows, key=lambda part: part.table):
-            _write_table(folder / f"{name}.parquet", _values(tables[name], store), parts)
+            _write_table(folder / f"{name}.parquet", _values(tables[name], run, store), parts)
     scratch.rmdir()
 
 
-def _values(table: Table, store: Store) -> pa.ChunkedArray | None:
+def _values(table: Table, run: SavedRun, store: Store) -> pa.ChunkedArray | None:
     """Returns the raw value of each row of a table, or None without a vocabulary.
 
-    Reserved rows are null. Values that the store has learned since the training follow at the end.
+    Reserved rows are null.
     """
     if table.encoding != "vocabulary":
         return None
-    values = store.values(table.name)
+    values = run.values(table, store)
     return pa.chunked_array([pa.nulls(RESERVED_ROWS, pa.string()), *values.chunks])
 
 

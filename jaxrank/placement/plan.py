@@ -134,6 +134,7 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
     if data.exists():
         store = data.open()
         data.check_features(store)
+        store = data.selected(store)
         split = store.split(name, "data.train")
         if valid not in ("", NEXT_DAY):
             store.split(valid, "data.valid")

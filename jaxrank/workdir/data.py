@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxrank.config_files import differences, to_plain
 from jaxrank.data.prepare import passes
-from jaxrank.data.spec import parse
+from jaxrank.data.spec import parse, skip
 from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
@@ -69,13 +69,22 @@ class RunData:
         self.check_features(store)
         if self.is_own:
             self._check_source(store)
-        return store
+        return self.selected(store)
+
+    def selected(self, store: Store) -> Store:
+        """Returns the store without the features that `features.skip` names.
+
+        Raises:
+            InputError: a name matches no feature, or no feature is left.
+        """
+        spec = parse.feature_spec(self.features)
+        return store.selected(skip.without(store.schema, spec.skip))
 
     def check_features(self, store: Store) -> None:
         """Raises InputError unless the store was prepared with the features of the config."""
         spec = parse.feature_spec(self.features)
-        actual, expected = self._filled(store.spec.features), spec.to_state()
-        if actual != expected and actual == spec.without_labels().to_state():
+        actual, expected = self._filled(store.spec.features), spec.stored.to_state()
+        if actual != expected and actual == spec.stored.without_labels().to_state():
             raise InputError(
                 f"{store.path}: must hold labels: it was prepared with --unlabelled. Prepare it"
                 " with labels to train on it."
@@ -90,7 +99,7 @@ class RunData:
     def _filled(self, features: dict[str, Any]) -> dict[str, Any]:
         """Fills in the defaults of fields that came after the store was prepared."""
         try:
-            return parse.feature_spec(features).to_state()
+            return parse.feature_spec(features).stored.to_state()
         except InputError:
             return features
 
@@ -115,13 +124,20 @@ class RunData:
         self.check_splits(self.path)
         report(f"Preparing {self.path}")
         compression = self.settings["compression"]
+        spec = parse.feature_spec(self.features)
+
+        def check_left(schema: Schema) -> None:
+            left = skip.without(schema, spec.skip)
+            if check is not None:
+                check(left)
+
         passes.prepare(
             self.features,
             self.source,
             self.path,
             compression=compression,
             report=report,
-            check=check,
+            check=check_left,
         )
 
     def check_splits(self, path: str) -> None:

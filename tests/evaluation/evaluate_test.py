@@ -19,7 +19,7 @@ from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation import score as scoring
-from jaxrank.evaluation.score import check_schema
+from jaxrank.evaluation.model_view import check_features
 from jaxrank.features import PAD
 from jaxrank.mesh import put_batch
 from jaxrank.run import build
@@ -190,7 +190,7 @@ def test_features_in_another_order_are_rejected(run):
     store = open_store(run[0] / "data")
     swapped = dataclasses.replace(store.schema, categorical=store.schema.categorical[::-1])
     with pytest.raises(InputError, match=r"categorical must be in the order \['c1', 'c0'\]"):
-        check_schema(swapped, store)
+        check_features(swapped, store)
 
 
 def test_data_with_other_float_transforms_is_rejected(run, tmp_path):
@@ -201,7 +201,9 @@ def test_data_with_other_float_transforms_is_rejected(run, tmp_path):
         evaluate.evaluate(str(run[0]), data=str(tmp_path / "other"))
 
 
-def test_a_later_day_with_a_grown_vocabulary_is_scored_with_new_values_unknown(tmp_path):
+def test_rows_follow_raw_values_whatever_vocabulary_a_store_has(tmp_path):
+    """New values are unknown. A vocabulary that is not an extension may be in any order."""
+
     def day(name, users):
         lines = ["label,user", *(f"{i % 2},{user}" for i, user in enumerate(users))]
         (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
@@ -216,20 +218,23 @@ def test_a_later_day_with_a_grown_vocabulary_is_scored_with_new_values_unknown(t
     c.eval.every_steps = 4
     train(c, tmp_path / "run", report=nothing)
     later = dict(kind="csv", files=dict(train=day("later", "abxyzd" * 5)))
-    store = tmp_path / "later"
-    prepare(
-        c.features.to_dict(), later, store, vocabularies=str(tmp_path / "run" / "data"),
-        report=nothing,
-    )  # fmt: skip
-    output = tmp_path / "p.parquet"
-    which = dict(checkpoint="newest", data=str(store), split="train")
-    evaluate.predict(str(tmp_path / "run"), output=str(output), **which)
-    found = pq.read_table(output)
-    by_user = dict(
-        zip(found["user"].to_pylist(), found["predicted_click"].to_pylist(), strict=True)
-    )
+    found = {}
+    for name, earlier in (("grown", tmp_path / "run" / "data"), ("anew", "")):
+        store, output = tmp_path / name, tmp_path / f"{name}.parquet"
+        prepare(c.features.to_dict(), later, store, vocabularies=str(earlier), report=nothing)
+        which = dict(checkpoint="newest", data=str(store), split="train")
+        evaluate.predict(str(tmp_path / "run"), output=str(output), **which)
+        table = pq.read_table(output)
+        found[name] = dict(
+            zip(table["user"].to_pylist(), table["predicted_click"].to_pylist(), strict=True)
+        )
+    by_user = found["grown"]
     assert by_user["x"] == by_user["y"] == by_user["z"]
     assert len({by_user[u] for u in "abdx"}) == 4
+    assert found["anew"] == by_user
+    (tmp_path / "run" / "data").rename(tmp_path / "moved")
+    with pytest.raises(InputError, match="the run's own data must exist.*no such store"):
+        evaluate.evaluate(str(tmp_path / "run"), data=str(tmp_path / "anew"), split="train")
 
 
 def test_rows_without_labels_are_scored_as_with_them(tmp_path):

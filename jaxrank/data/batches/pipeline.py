@@ -20,7 +20,7 @@ from jaxrank.data.batches.room import Room, measure
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.batches.workers import WorkerExecutions
-from jaxrank.data.examples import Examples, Known
+from jaxrank.data.examples import Examples
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Batch
@@ -258,8 +258,7 @@ class EvaluationBatches:
     examples of weight 0, and `rows` counts the real examples of the global batch. All processes see
     the same number of batches. Lists are never truncated.
 
-    A split of a later store with extended vocabularies has rows that the layout's tables lack. They
-    are read as UNKNOWN_ROW. See `Store.extends`.
+    A split of a store with other vocabularies than the layout's is read through a `View`.
 
     Args: as in `TrainBatches`. `layout` is the model's. `shards` is the number of equal parts of a
     batch, each a multiple of MAX_GROUP examples, that processes and devices take.
@@ -298,7 +297,7 @@ class EvaluationBatches:
         self._batch_size, self._rows = batch_size, split.rows
         share = batch_size // shards
         self._source = EvaluationSource(
-            Reader(split, kept=_EVALUATION_BLOCKS, known=Known(layout.schema)),
+            Reader(split, kept=_EVALUATION_BLOCKS),
             np.cumsum(split.block_rows),
             batch_size,
             (shares.start * share, shares.stop * share),

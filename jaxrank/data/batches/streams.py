@@ -16,7 +16,7 @@ import numpy as np
 from jaxrank.data import examples as ex
 from jaxrank.data.batches.buffers import BufferPool, arrays_of, laid_out, map_arrays
 from jaxrank.data.batches.shuffle_order import Order, Run
-from jaxrank.data.examples import Examples, Known
+from jaxrank.data.examples import Examples
 from jaxrank.data.store.split import Split
 from jaxrank.features import Batch
 from jaxrank.run_schedule import execution_end
@@ -27,16 +27,15 @@ class Reader:
 
     Args:
         kept: number of blocks that are kept for the next execution.
-        known: an optional function that changes the examples of each block.
     """
 
-    def __init__(self, split: Split, kept: int, known: Known | None = None):
-        self._split, self._kept, self._known = split, kept, known
+    def __init__(self, split: Split, kept: int):
+        self._split, self._kept = split, kept
         self._blocks: collections.OrderedDict[int, Examples] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"split": self._split, "kept": self._kept, "known": self._known}
+        return {"split": self._split, "kept": self._kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -47,8 +46,7 @@ class Reader:
                 while len(self._blocks) >= self._kept:
                     self._blocks.popitem(last=False)
                 examples = self._split.read_block(block)
-                examples = dataclasses.replace(examples, truth=None, kept=None)
-                self._blocks[block] = self._known(examples) if self._known else examples
+                self._blocks[block] = dataclasses.replace(examples, truth=None, kept=None)
             block_examples = self._blocks[block]
         return ex.cut(block_examples, start, stop)
 

@@ -105,7 +105,7 @@ def prepare(
     check_choice("--on-error", on_error, ON_ERROR)
     if max_rejected < 0:
         raise InputError(f"--max-rejected: must be 0 or more: found {max_rejected}.")
-    spec = feature_spec(features)
+    spec = feature_spec(features).stored
     unread: frozenset[str] = frozenset()
     if unlabelled:
         spec, unread = spec.without_labels(), spec.columns_of_tasks

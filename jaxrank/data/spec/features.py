@@ -73,6 +73,12 @@ class FeatureSpec:
         help="time of the data snapshot, for tasks with a `time`; empty: the latest event of each"
         " split",
     )
+    skip: tuple[str, ...] = field(
+        (),
+        single=True,
+        help="features, or patterns of them, that training leaves out of its model; `prepare`"
+        " stores them all the same",
+    )
     by_day: bool = field(False, help="stores each day of `time` (UTC) in separate files")
 
     def check(self, where: str) -> None:
@@ -101,6 +107,11 @@ class FeatureSpec:
         if self.as_of:
             instant(self.as_of, f"{where}.as_of")
             require(bool(timed), f"{where}.as_of", "empty where no task has a `time`", self.as_of)
+
+    @property
+    def stored(self) -> "FeatureSpec":
+        """Returns the spec of a store, which has all features."""
+        return dataclasses.replace(self, skip=())
 
     def without_labels(self) -> "FeatureSpec":
         """Returns the spec for examples without labels: no task names a column."""

@@ -66,10 +66,16 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
     return resolved
 
 
-def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
-    """Resolves a spec as for the preparation of a store with this schema, without its source."""
-    columns = [f.name for part in (schema.dense, schema.categorical, schema.ragged) for f in part]
-    columns += [re.sub(r"\[\d+\]$", "", f.name) for f in schema.dense]  # names of vectors
+def resolve_again(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureSpec:
+    """Resolves a spec as for the preparation of a store, without its source.
+
+    Args:
+        schema: the features of the result.
+        stored: of the store, which has more features than `schema` if a run left some out.
+    """
+    both = schema, stored
+    columns = [f.name for s in both for part in (s.dense, s.categorical, s.ragged) for f in part]
+    columns += [re.sub(r"\[\d+\]$", "", f.name) for s in both for f in s.dense]  # of vectors
     columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
     columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
     resolved = resolve(spec, [name for name in dict.fromkeys(columns) if name])

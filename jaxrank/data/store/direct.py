@@ -220,7 +220,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
         InputError: an encoder would have to be fitted to the data, or an error of `prepare` before
             it reads records.
     """
-    spec = feature_spec(features)
+    spec = feature_spec(features).stored
     data = parquet_source(source)
     resolved = resolve(spec, data.columns(data.splits[0]))
     data.check_columns(resolved.named)

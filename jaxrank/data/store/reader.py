@@ -31,6 +31,7 @@ from jaxrank.data.statistics.vocabulary import checksum, counts_checksum, read_f
 from jaxrank.data.store import manifest
 from jaxrank.data.store.file import Readers, StoredFile
 from jaxrank.data.store.split import Split
+from jaxrank.data.store.view import View, ViewedSplit
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 
@@ -174,6 +175,7 @@ class Store:
     entries: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the manifest, by split
     # Checksums of the counts of the vocabularies.
     counts: dict[str, str] = dataclasses.field(default_factory=dict)
+    view: View | None = None  # of the splits
 
     def split(
         self, name: str, field: str = "split", statistics: dict[str, Any] | None = None
@@ -194,7 +196,20 @@ class Store:
         else:
             chosen = [name]
         entries = {n: self.entries[n] for n in chosen}
-        return StoredSplit(self.path, name, entries, statistics)
+        if self.view is None:
+            return StoredSplit(self.path, name, entries, statistics)
+        return ViewedSplit(StoredSplit(self.path, name, entries), self.view, statistics)
+
+    def selected(self, schema: Schema) -> "Store":
+        """Returns the store with only the features and tables of a part of its schema."""
+        if schema == self.schema:
+            return self
+        return dataclasses.replace(self.through(View(self.schema, schema)), schema=schema)
+
+    def through(self, view: View) -> "Store":
+        """Returns the store with splits as a model reads them through a view."""
+        splits: dict[str, Split] = {n: ViewedSplit(s, view) for n, s in self.splits.items()}
+        return dataclasses.replace(self, splits=splits, view=view)
 
     def _days(self, name: str, field: str) -> list[str]:
         """Returns the names of the days that a name selects."""
@@ -230,7 +245,7 @@ class Store:
         return self._vocabulary(table)["value"]
 
     def _vocabulary(self, table: str) -> pa.Table:
-        expected = self._table(table)
+        expected = self.table(table)
         if expected is None or expected.encoding != "vocabulary":
             raise InputError(
                 f"{self.path}: must have a table {table!r} with encoding='vocabulary': found"
@@ -258,18 +273,18 @@ class Store:
         Raises:
             InputError: as in `vocabulary`.
         """
-        table = self._table(schema_table.name)
+        table = self.table(schema_table.name)
         if table is None or table == schema_table:
             return table is not None
         if not table.encoding == schema_table.encoding == "vocabulary":
             return False
         if table.rows < schema_table.rows:
             return False
-        values, _ = self.vocabulary(table.name)
-        first = pa.array(values[: schema_table.rows - RESERVED_ROWS], pa.string())
+        first = self.values(table.name).slice(0, schema_table.rows - RESERVED_ROWS)
         return checksum(first) == schema_table.checksum
 
-    def _table(self, name: str) -> Table | None:
+    def table(self, name: str) -> Table | None:
+        """Returns the table of that name, or None."""
         return next((t for t in self.schema.tables if t.name == name), None)
 
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, RESERVED_ROWS, Table
+from jaxrank.features import PAD, RESERVED_ROWS, UNKNOWN_ROW, Table
 
 
 def same_values(
@@ -42,17 +41,51 @@ def same_values(
         return rows
     old_store = open_old()
     _check_key(old_store, new_store)
-    if not old_store.extends(old):
-        raise InputError(
-            f"{old_store.path}: must hold the vocabulary of {old.name!r} that the earlier run was"
-            " trained with, to match rows by value, but it has been prepared again."
-        )
-    before = old_store.vocabulary(old.name)[0][: old.rows - RESERVED_ROWS]
-    after, _ = new_store.vocabulary(new.name)
-    indices = pc.index_in(pa.array(before, pa.string()), value_set=pa.array(after, pa.string()))
+    check_extends(old_store, old)
+    before = old_store.values(old.name).slice(0, old.rows - RESERVED_ROWS)
+    indices = pc.index_in(before, value_set=new_store.values(new.name))
     row = indices.fill_null(int(PAD) - RESERVED_ROWS).to_numpy() + RESERVED_ROWS
     rows[RESERVED_ROWS:] = row
     return rows
+
+
+def rows_in_model(model: Table, store: Store, open_own: Callable[[], Store]) -> np.ndarray | None:
+    """Returns i32[rows of the store's table], the row of a model's table with the same value.
+
+    Values that the model does not have map to UNKNOWN_ROW. None: all rows are the same.
+
+    Args:
+        model: a vocabulary that the model was trained with. `store` has a table of that name.
+        open_own: opens the store that the model was trained on. It is called only if needed.
+
+    Raises:
+        InputError: as in `same_values`.
+    """
+    table = store.table(model.name)
+    assert table is not None
+    if table == model:
+        return None
+    if store.extends(model):
+        rows = np.arange(table.rows, dtype=np.int32)
+    else:
+        own = open_own()
+        _check_key(store, own)
+        check_extends(own, model)
+        own_table = own.table(model.name)
+        assert own_table is not None
+        mapped = same_values(table, own_table, own, lambda: store)
+        assert isinstance(mapped, np.ndarray)
+        rows = mapped
+    return np.where(rows < model.rows, rows, np.int32(UNKNOWN_ROW))
+
+
+def check_extends(store: Store, table: Table) -> None:
+    """Raises InputError unless a store has a vocabulary or an extension of it."""
+    if not store.extends(table):
+        raise InputError(
+            f"{store.path}: must hold the vocabulary of {table.name!r} that the earlier run was"
+            " trained with, to match rows by value, but it has been prepared again."
+        )
 
 
 def _check_key(old: Store, new: Store) -> None:

@@ -23,6 +23,8 @@ from jaxrank.data.batches.workers import suitable_workers
 from jaxrank.data.examples import Examples
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import StoredSplit, open_store
+from jaxrank.data.store.same_values import rows_in_model
+from jaxrank.data.store.view import View, ViewedSplit
 from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, UNKNOWN_ROW, Categorical, Dense, Ragged, Schema, Table, Task
@@ -502,7 +504,9 @@ def test_values_that_came_after_a_model_are_unknown_to_it(tmp_path):
     dims = {"user": 8, "fixed": 8, "numbers": 16}
     found = {}
     for name, schema in (("old", old.schema), ("new", new.schema)):
-        batches = EvaluationBatches(new.split("train"), layout(schema, dims), batch_size=512)
+        rows = {"user": rows_in_model(schema.tables[0], new, lambda: old)}
+        split = ViewedSplit(new.split("train"), View(new.schema, schema, rows))
+        batches = EvaluationBatches(split, layout(schema, dims), batch_size=512)
         ((batch, rows),) = list(batches)
         assert rows == 4
         ids, lists = batch.ids["dim8"][:4], batch.lists["dim8"]

@@ -1,0 +1,85 @@
+"""Leaves features out of a schema, as the field `features.skip` names them."""
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.errors import InputError
+from jaxrank.features import Categorical, Dense, Ragged, Schema
+from jaxrank.validate import nearest
+
+Feature = TypeVar("Feature", Dense, Categorical, Ragged)
+
+_INDICATOR = ":missing"
+
+
+def without(schema: Schema, skip: Sequence[str]) -> Schema:
+    """Returns a schema without the features that names or patterns of `skip` match.
+
+    The indicator of missing values goes with its feature, all numbers of a vector go with the name
+    of its column, and a table goes with its last feature.
+
+    Raises:
+        InputError: a name matches no feature, or no feature is left.
+    """
+    if not skip:
+        return schema
+    features: list[Dense | Categorical | Ragged] = [
+        *schema.dense,
+        *schema.categorical,
+        *schema.ragged,
+    ]
+    names = {f: _names(f) for f in features}
+    known = {name for alternatives in names.values() for name in alternatives}
+    left_out: set[str] = set()
+    for pattern in skip:
+        matches = {pattern} & known or set(fnmatch.filter(known, pattern))
+        if not matches:
+            raise InputError(
+                f"features.skip: {pattern!r} must match a feature of the data"
+                f"{nearest(pattern, known, 3)}."
+            )
+        left_out |= matches
+
+    def kept(features: tuple[Feature, ...]) -> tuple[Feature, ...]:
+        return tuple(f for f in features if not left_out & names[f])
+
+    left = dataclasses.replace(
+        schema,
+        dense=kept(schema.dense),
+        categorical=kept(schema.categorical),
+        ragged=kept(schema.ragged),
+    )
+    if not (left.dense or left.categorical or left.ragged):
+        raise InputError(
+            f"features.skip: must leave a feature to train on: found {list(skip)}, which match all"
+            f" {len(names)} features of the data."
+        )
+    read = {f.table for f in left.categorical} | {f.table for f in left.ragged}
+    return dataclasses.replace(left, tables=tuple(t for t in schema.tables if t.name in read))
+
+
+def restricted(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
+    """Returns a resolved spec with the entries whose features a schema has."""
+    dense, categorical, ragged = (
+        {f.name for f in features} for features in (schema.dense, schema.categorical, schema.ragged)
+    )
+    return dataclasses.replace(
+        spec,
+        dense=tuple(entry for entry in spec.dense if entry.name in dense),
+        categorical=tuple(entry for entry in spec.categorical if entry.name in categorical),
+        ragged=tuple(entry for entry in spec.ragged if entry.name in ragged),
+    )
+
+
+def _names(feature: Dense | Categorical | Ragged) -> frozenset[str]:
+    """Returns the names under which a feature can be left out."""
+    name = feature.name
+    names = {name}
+    if isinstance(feature, Dense):
+        name = name.removesuffix(_INDICATOR)
+        names |= {name, re.sub(r"\[\d+\]$", "", name)}
+    return frozenset(names)
