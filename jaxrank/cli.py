@@ -79,6 +79,7 @@ def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         args.output,
         compression=args.config.data.compression,
         vocabularies=args.vocabularies,
+        refit_scales=args.refit_scales,
         on_error=args.on_error,
         max_rejected=args.max_rejected,
         hash_key_file=args.hash_key_file,
@@ -103,6 +104,11 @@ def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
             for name, split in store.splits.items()
         },
         "tables": {table.name: table.rows for table in store.schema.tables},
+        "vocabularies": {
+            table: history["changes"]
+            for table, history in store.histories.items()
+            if "changes" in history
+        },
     }
 
 

@@ -9,7 +9,7 @@ Special values have the same meaning in the whole system:
 - Under all encodings except `integer` a table starts with two reserved rows. Row 0 is for a missing
   value. Row 1 is for a value that is not in the vocabulary (never seen, or seen less than
   `min_count` times). Values of a vocabulary follow by falling frequency, then values that later
-  data added. Hashed values have any row after row 1.
+  data added, without those that were evicted. Hashed values have any row after row 1.
 - Under `integer` encoding the data holds row numbers. A missing one is PAD: its vector is zero and
   nothing is updated.
 - An empty list, like a missing one, has the vector zero under every combiner.

@@ -103,7 +103,13 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
         "--vocabularies",
         default="",
         metavar="STORE",
-        help="an earlier store, whose values keep their rows; new values are appended",
+        help="an earlier store, whose vocabularies, scales and bucket boundaries are continued; see"
+        " docs/daily.md",
+    )
+    sub.add_argument(
+        "--refit-scales",
+        action="store_true",
+        help="with --vocabularies: fit means, deviations and bucket boundaries to the new data",
     )
     sub.add_argument(
         "--unlabelled",

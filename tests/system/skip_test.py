@@ -24,7 +24,13 @@ def test_a_run_that_skips_features_is_that_on_a_store_without_them(store, tmp_pa
     without.features.ragged = without.features.ragged[:1]
     without.features.dense = [dict(columns=["f0", "f2"], standardize=True, missing_indicator=True)]
     other = tmp_path / "other"
-    prepare(without.features.to_dict(), without.source.to_dict(), other, report=runs.nothing)
+    prepare(
+        without.features.to_dict(),
+        without.source.to_dict(),
+        other,
+        block_size=512,
+        report=runs.nothing,
+    )
     without.data.store = str(other)
     result = runs.train(skipped, tmp_path / "run", report=runs.nothing)
     expected = runs.train(without, tmp_path / "without", report=runs.nothing)

@@ -15,15 +15,19 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of, numbers, texts
 from jaxrank.data.encode.encoder import id_elements, list_elements, log_transform, raw_floats
-from jaxrank.data.encode.times import seconds
+from jaxrank.data.encode.times import DAY, seconds
 from jaxrank.data.keyed_hash import Pseudonymise, pseudonymised
 from jaxrank.data.spec.entries import CategoricalSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
+from jaxrank.data.statistics.admission import NO_DAY, Changes, Limits, TableHistory, admit
 from jaxrank.data.statistics.quantiles import QuantileSketch
 from jaxrank.data.statistics.split import Moments
-from jaxrank.data.statistics.vocabulary import Counter, Vocabulary, build
+from jaxrank.data.statistics.vocabulary import Counter, Vocabulary
+from jaxrank.features import RESERVED_ROWS
 
-_SCHEMA = pa.schema([("table", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
+_SCHEMA = pa.schema(
+    [("table", pa.int32()), ("day", pa.int32()), ("value", pa.string()), ("count", pa.int64())]
+)
 
 
 class FittedEncoders(NamedTuple):
@@ -33,7 +37,11 @@ class FittedEncoders(NamedTuple):
     transforms: (mean, deviation) after `log` of each standardised float, by name.
     boundaries: f64[buckets - 1] of each feature with fitted buckets, by name.
     as_of: the latest event of a split, in seconds since 1970, or None if no task needs it.
-    earlier_rows: number of rows of each vocabulary in the earlier store. Later rows are new.
+    earlier_rows: number of rows of each vocabulary whose values the earlier store had. Later rows
+        are new.
+    histories: what the store remembers beside each vocabulary, by table. A table of a store of an
+        earlier version has none.
+    changes: of each vocabulary, by table. Empty where nothing was fitted.
     """
 
     vocabularies: dict[str, Vocabulary]
@@ -41,6 +49,8 @@ class FittedEncoders(NamedTuple):
     boundaries: dict[str, np.ndarray]
     as_of: float | None = None
     earlier_rows: Mapping[str, int] = MappingProxyType({})
+    histories: Mapping[str, TableHistory] = MappingProxyType({})
+    changes: Mapping[str, Changes] = MappingProxyType({})
 
     def to_state(self) -> dict[str, Any]:
         """Returns a JSON-able state. It has only the checksums of vocabularies, which the store
@@ -72,12 +82,16 @@ NOTHING = FittedEncoders({}, {}, {})
 
 
 class FitSpec(NamedTuple):
-    """The values to fit: tables, floats, buckets of ids, and the time of the last event."""
+    """The values to fit: tables, floats, buckets of ids, and the time of the last event.
+
+    days: True if ids are counted by the day of their event.
+    """
 
     tables: tuple[TableSpec, ...]
     dense: tuple[str, ...]
     buckets: tuple[CategoricalSpec, ...]
     as_of: bool
+    days: bool = False
 
     @property
     def any(self) -> bool:
@@ -103,6 +117,7 @@ def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
             f for f in features.categorical if f.buckets and f.name not in earlier.boundaries
         ),
         as_of=False,
+        days=features.records_days,
     )
 
 
@@ -119,7 +134,9 @@ class FitState:
         self.rows = 0
         self.as_of = -math.inf
         self.moments = Moments(len(wanted.dense))
-        self.counters = {table.name: Counter() for table in wanted.tables}
+        self.newest = NO_DAY
+        # By table and by day of the event, or 0 if days are not wanted.
+        self.counters: dict[str, dict[int, Counter]] = {t.name: {} for t in wanted.tables}
         self.quantiles = {entry.name: QuantileSketch() for entry in wanted.buckets}
         by_name = {f.name: f for f in features.dense}
         self._floats = [by_name[name] for name in wanted.dense]
@@ -138,30 +155,42 @@ class FitState:
             for entry in self._features.ragged
             if entry.table in self.counters
         ]
-        strings = [(table, texts(column)) for table, column in values]
+        strings = [(table, texts(column), column.lengths) for table, column in values]
         numeric = {
             entry.name: numbers(column_of(chunk, entry.name), "a finite number or empty")
             for entry in self._wanted.buckets
         }
         times = None
-        if self._wanted.as_of:
+        if self._wanted.as_of or self._wanted.days:
             column = column_of(chunk, self._features.time)
             times = seconds(column, time_format=self._features.time_format)
+        days = np.zeros(chunk.batch.num_rows, np.int32)
+        if self._wanted.days and times is not None:
+            days = np.where(np.isnan(times), NO_DAY, np.nan_to_num(times) // DAY).astype(np.int32)
+            self.newest = max(self.newest, int(days.max(initial=NO_DAY)))
         self.rows += chunk.batch.num_rows
         self.moments.add(log_transform(floats, self._log))
-        for table, column_values in strings:
-            self.counters[table].add(column_values)
+        of_chunk = np.unique(days).tolist()
+        for table, column_values, lengths in strings:
+            for day in of_chunk:
+                part = column_values
+                if len(of_chunk) > 1:
+                    is_of_day = days == day if lengths is None else (days == day).repeat(lengths)
+                    part = column_values.filter(pa.array(is_of_day))
+                self.counters[table].setdefault(day, Counter()).add(part)
         for name, column_values in numeric.items():
             self.quantiles[name].add(column_values)
         if times is not None and not np.isnan(times).all():
             self.as_of = max(self.as_of, float(np.nanmax(times)))
 
     def merge(self, other: "FitState") -> None:
+        self.newest = max(self.newest, other.newest)
         self.rows += other.rows
         self.as_of = max(self.as_of, other.as_of)
         self.moments.merge(other.moments)
-        for name, counter in other.counters.items():
-            self.counters[name].add_counts(counter.counts())
+        for name, by_day in other.counters.items():
+            for day, counter in by_day.items():
+                self.counters[name].setdefault(day, Counter()).add_counts(counter.counts())
         for name, quantiles in other.quantiles.items():
             self.quantiles[name].merge(quantiles)
 
@@ -171,18 +200,20 @@ class FitState:
             "fingerprint": fingerprint,
             "rows": self.rows,
             "as_of": self.as_of,
+            "newest": self.newest,
             "moments": self.moments.to_state(),
             "quantiles": {name: q.to_state() for name, q in self.quantiles.items()},
         }
         schema = _SCHEMA.with_metadata({"jaxrank": json_files.to_text(state)})
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_file(buffer, schema) as sink:
-            for index, counter in enumerate(self.counters.values()):
-                counts = counter.counts()
-                values = counts["value"].combine_chunks()
-                values = pseudonymised(values, pseudonymise) if pseudonymise else values
-                table = pa.array(np.full(len(counts), index, np.int32))
-                sink.write_table(pa.table([table, values, counts["count"]], schema=schema))
+            for index, by_day in enumerate(self.counters.values()):
+                for day in sorted(by_day):
+                    counts = by_day[day].counts()
+                    values = counts["value"].combine_chunks()
+                    values = pseudonymised(values, pseudonymise) if pseudonymise else values
+                    keys = [pa.array(np.full(len(counts), key, np.int32)) for key in (index, day)]
+                    sink.write_table(pa.table([*keys, values, counts["count"]], schema=schema))
         files.write_whole(path, buffer.getvalue())
 
     def read(self, path: UPath) -> str:
@@ -190,21 +221,29 @@ class FitState:
         with path.open("rb") as file:
             content = pa.ipc.open_file(file).read_all()
         state = json.loads(content.schema.metadata[b"jaxrank"])
-        self.rows, self.as_of = state["rows"], state["as_of"]
+        self.rows, self.as_of, self.newest = state["rows"], state["as_of"], state["newest"]
         self.moments = Moments.from_state(state["moments"])
         for name, sketch in state["quantiles"].items():
             self.quantiles[name] = QuantileSketch.from_state(sketch)
-        tables = content["table"].to_numpy()
-        for index, counter in enumerate(self.counters.values()):
-            start, stop = np.searchsorted(tables, [index, index + 1])
-            counter.add_counts(content.select(["value", "count"]).slice(start, stop - start))
+        tables, days = content["table"].to_numpy(), content["day"].to_numpy()
+        for index, by_day in enumerate(self.counters.values()):
+            first, last = np.searchsorted(tables, [index, index + 1]).tolist()
+            for day in np.unique(days[first:last]).tolist():
+                start, stop = first + np.searchsorted(days[first:last], [day, day + 1])
+                counts = content.select(["value", "count"]).slice(start, stop - start)
+                by_day.setdefault(day, Counter()).add_counts(counts)
         return state["fingerprint"]
 
     def fitted(self, earlier: FittedEncoders) -> FittedEncoders:
         """Fits the encoders from these counts and the fitted encoders of an earlier store."""
-        vocabularies = {
-            t.name: build(
-                self.counters[t.name], t.min_count, t.max_rows, earlier.vocabularies.get(t.name)
+        admitted = {
+            t.name: admit(
+                self.counters[t.name],
+                Limits(t.min_count, t.max_rows, t.keep_days, t.max_waiting),
+                newest=self.newest,
+                by_event=self._wanted.days,
+                earlier=earlier.vocabularies.get(t.name),
+                history=earlier.histories.get(t.name),
             )
             for t in self._wanted.tables
         }
@@ -214,8 +253,16 @@ class FitState:
             f.name: self.quantiles[f.name].boundaries(f.buckets) for f in self._wanted.buckets
         }
         return FittedEncoders(
-            earlier.vocabularies | vocabularies,
+            earlier.vocabularies | {name: a.vocabulary for name, a in admitted.items()},
             earlier.transforms | transforms,
             earlier.boundaries | boundaries,
-            earlier_rows=earlier.earlier_rows,
+            earlier_rows={
+                name: RESERVED_ROWS + admitted[name].changes.kept if name in admitted else rows
+                for name, rows in earlier.earlier_rows.items()
+            },
+            histories={
+                **earlier.histories,
+                **{name: a.history for name, a in admitted.items()},
+            },
+            changes={name: a.changes for name, a in admitted.items()},
         )

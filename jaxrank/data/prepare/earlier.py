@@ -10,11 +10,14 @@ from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 
 
-def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncoders:
+def earlier_fitted(
+    features: FeatureSpec, store: Store, key: str, *, scales: bool = True
+) -> FittedEncoders:
     """Returns the fitted encoders of an earlier store that these features need.
 
     Args:
         key: fingerprint of the key for raw values, or "" if there is none.
+        scales: if False, means, deviations and bucket boundaries are not among them.
 
     Raises:
         InputError: the store was made with another key, or encodes a feature differently.
@@ -25,7 +28,7 @@ def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncod
             " one, so that its vocabularies can be reused: found another key."
         )
     encodings = {table.name: table.encoding for table in store.schema.tables}
-    vocabularies = {}
+    vocabularies, histories = {}, {}
     for table in features.tables:
         encoding = encodings.get(table.name, table.encoding)
         if encoding != table.encoding:
@@ -36,11 +39,14 @@ def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncod
         if table.encoding == "vocabulary" and table.name in encodings:
             values, counts = store.vocabulary(table.name)
             vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
+            if history := store.history(table.name):
+                histories[table.name] = history
     return FittedEncoders(
         vocabularies,
-        _earlier_transforms(features, store),
-        _earlier_boundaries(features, store),
+        _earlier_transforms(features, store) if scales else {},
+        _earlier_boundaries(features, store) if scales else {},
         earlier_rows={name: vocabulary.rows for name, vocabulary in vocabularies.items()},
+        histories=histories,
     )
 
 

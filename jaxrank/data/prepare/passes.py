@@ -38,7 +38,7 @@ from jaxrank.data.spec.resolve import (
     provisional_schema,
     resolve,
 )
-from jaxrank.data.statistics import new_values
+from jaxrank.data.statistics import admission, new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.reader import Store, StoreSpec, open_store
@@ -61,6 +61,7 @@ def prepare(
     block_size: int = 8192,
     compression: str = "",
     vocabularies: str = "",
+    refit_scales: bool = False,
     on_error: str = "error",
     max_rejected: int = 1000,
     hash_key_file: str = "",
@@ -81,9 +82,10 @@ def prepare(
         output: path or URL.
         block_size: examples per block. The last block of a part of the data may have fewer.
         compression: of blocks, "lz4" or "zstd". Empty: none.
-        vocabularies: an earlier store, whose rows, scales and boundaries are kept. Values that are
-            new in the split "train" get rows after the existing ones. Features with mostly new
-            values are reported.
+        vocabularies: an earlier store, whose values, scales and boundaries are kept. The split
+            "train" decides which values are new and which are evicted, see `admission.admit`.
+            Features with mostly new values are reported.
+        refit_scales: if True, scales and boundaries are fitted to this data instead.
         on_error: policy for invalid records, "error" or "skip".
         max_rejected: maximum number of skipped records. They are listed in `rejected.jsonl`.
         hash_key_file: file of at least 16 bytes. Vocabularies and rejected records then hold keyed
@@ -101,6 +103,8 @@ def prepare(
     """
     if block_size < 1:
         raise InputError(f"block_size: must be 1 or more: found {block_size}.")
+    if refit_scales and not vocabularies:
+        raise InputError("--refit-scales: must have --vocabularies: found none.")
     check_choice("data.compression", compression, COMPRESSIONS)
     check_choice("--on-error", on_error, ON_ERROR)
     if max_rejected < 0:
@@ -122,7 +126,7 @@ def prepare(
             if vocabularies:
                 store = open_store(vocabularies)
                 resolved = ordered_as(resolved, store.schema)
-                earlier = earlier_fitted(resolved, store, key)
+                earlier = earlier_fitted(resolved, store, key, scales=not refit_scales)
             wanted = _wanted(resolved, data, earlier)
             settings = PrepareSettings(
                 features=resolved,
@@ -273,7 +277,11 @@ class _Preparation:
         began = time.perf_counter()
         fit_state = self._fit_state(TRAIN, self._settings)
         self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, began)}")
-        return fit_state.fitted(earlier)
+        fitted = fit_state.fitted(earlier)
+        if earlier.vocabularies:
+            for line in admission.report_lines(fitted.changes):
+                self._report(line)
+        return fitted
 
     def _fit_state(self, split: str, settings: PrepareSettings) -> FitState:
         self._runner.run(fit_unit.fit, settings, self._units[split])
@@ -295,8 +303,9 @@ class _Preparation:
         """Runs a pass over all splits."""
         settings = self._settings
         for table, vocabulary in fitted.vocabularies.items():
+            history, changes = fitted.histories.get(table), fitted.changes.get(table)
             self._writer.write_vocabulary(
-                table, vocabulary.values.to_pylist(), vocabulary.counts.tolist()
+                table, vocabulary.values, vocabulary.counts, history, changes
             )
         rejected: list[str] = []
         for split in self._data.splits:

@@ -23,7 +23,7 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.manifest import FORMAT_VERSION
 
 # Increased when equal data and options give other blocks, so that kept work is not reused.
-_ENCODING = 4
+_ENCODING = 5
 
 
 class PrepareSettings(NamedTuple):

@@ -34,8 +34,21 @@ _COUNTED = ("encoding", ("vocabulary",))
 
 _COLUMNS = "columns or patterns of them; a text is a list of one"
 _TABLE = "the embedding table; empty: a table with the name of the column"
-_MIN_COUNT = "values with fewer examples in the training split are unknown"
-_MAX_VALUES = "maximum number of values, the most frequent ones; 0: no limit"
+_MIN_COUNT = (
+    "values with fewer examples in the training split, and those of earlier days, are unknown"
+)
+_MAX_VALUES = (
+    "maximum number of values, the most frequent ones; on later days those with the latest last"
+    " event and of them the most frequent ones; 0: no limit"
+)
+_KEEP_DAYS = (
+    "ids whose last event is this many days or more before the newest event lose their row, when a"
+    " later day is prepared with --vocabularies; 0: never. Needs features.time"
+)
+_MAX_WAITING = (
+    "maximum number of ids without a row whose counts are kept for later days, those with the"
+    " latest last event and of them the most frequent ones"
+)
 _ROWS = (
     "rows of the table: including the two reserved ones (hash), or as numbered in the data"
     " (integer). A vocabulary and buckets define it themselves"
@@ -208,6 +221,10 @@ class CategoricalSpec:
         read_when=_COUNTED,
         help=_MAX_VALUES,
     )
+    keep_days: int = field(0, unit="days", at_least=0, read_when=_COUNTED, help=_KEEP_DAYS)
+    max_waiting: int = field(
+        1_000_000, unit="ids", at_least=0, read_when=_COUNTED, help=_MAX_WAITING
+    )
     rows: int = field(
         0, unit="rows", at_most=_MAX_ROWS, read_when=("encoding", ("hash", "integer")), help=_ROWS
     )
@@ -320,6 +337,10 @@ class RaggedSpec:
         at_most=_MAX_ROWS - RESERVED_ROWS,
         read_when=_COUNTED,
         help=_MAX_VALUES,
+    )
+    keep_days: int = field(0, unit="days", at_least=0, read_when=_COUNTED, help=_KEEP_DAYS)
+    max_waiting: int = field(
+        1_000_000, unit="ids", at_least=0, read_when=_COUNTED, help=_MAX_WAITING
     )
     rows: int = field(
         0, unit="rows", at_most=_MAX_ROWS, read_when=("encoding", ("hash", "integer")), help=_ROWS

@@ -36,6 +36,8 @@ class TableSpec:
     encoding: str
     min_count: int
     max_rows: int
+    keep_days: int
+    max_waiting: int
     rows: int
     on_bad_id: str
     salts: tuple[str, ...]
@@ -47,7 +49,9 @@ class TableSpec:
 
 
 # Fields that must be equal for features that share a table.
-_OF_TABLES = ("encoding", "min_count", "max_rows", "rows", "on_bad_id")
+_OF_TABLES = (
+    *("encoding", "min_count", "max_rows", "keep_days", "max_waiting", "rows", "on_bad_id"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +103,10 @@ class FeatureSpec:
     def _check_times(self, where: str) -> None:
         must = "the name of the column of times with by_day"
         require(bool(self.time) or not self.by_day, f"{where}.time", must, self.time)
+        for section in ("categorical", "ragged"):
+            for i, entry in enumerate(getattr(self, section)):
+                must = f"the name of the column of times with {where}.{section}[{i}].keep_days"
+                require(bool(self.time) or not entry.keep_days, f"{where}.time", must, self.time)
         timed = [i for i, task in enumerate(self.tasks) if task.time]
         if timed:
             compared = f"{where}.tasks[{timed[0]}].time"
@@ -107,6 +115,17 @@ class FeatureSpec:
         if self.as_of:
             instant(self.as_of, f"{where}.as_of")
             require(bool(timed), f"{where}.as_of", "empty where no task has a `time`", self.as_of)
+
+    @property
+    def records_days(self) -> bool:
+        """Returns True if a store records the day of each id's last event."""
+        limited = any(
+            t.keep_days or t.max_rows or t.min_count > 1
+            for t in self.tables
+            if t.encoding == "vocabulary"
+        )
+        timed = any(task.time for task in self.tasks)
+        return bool(self.time) and (self.by_day or timed or limited)
 
     @property
     def stored(self) -> "FeatureSpec":

@@ -16,6 +16,7 @@ from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 _MERGE_AFTER = 1 << 16
 _SLICE = 1 << 16
 _SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
+_WITH_DAYS = _SCHEMA.append(pa.field("last_day", pa.int32()))
 
 
 def checksum(values: pa.Array | pa.ChunkedArray) -> str:
@@ -33,15 +34,26 @@ def counts_checksum(counts: Sequence[int] | np.ndarray) -> str:
     return xxhash.xxh3_64(np.asarray(counts, "<i8").tobytes()).hexdigest()
 
 
-def write_file(path: UPath, values: Sequence[str], counts: Sequence[int]) -> None:
-    """Writes values in row order with their counts as an Arrow file."""
-    columns = [pa.array(values, pa.string()), pa.array(counts, pa.int64())]
-    with path.open("wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
-        sink.write_table(pa.table(columns, schema=_SCHEMA))
+def write_file(
+    path: UPath,
+    values: Sequence[str] | pa.Array | pa.ChunkedArray,
+    counts: Sequence[int] | np.ndarray,
+    last_days: np.ndarray | None = None,
+) -> None:
+    """Writes values in row order with their counts, and the day of their last event if it is
+    known, as an Arrow file.
+    """
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        values = pa.array(values, pa.string())
+    columns, schema = [values, pa.array(counts, pa.int64())], _SCHEMA
+    if last_days is not None:
+        columns, schema = [*columns, pa.array(last_days, pa.int32())], _WITH_DAYS
+    with path.open("wb") as file, pa.ipc.new_file(file, schema) as sink:
+        sink.write_table(pa.table(columns, schema=schema))
 
 
 def read_file(path: UPath) -> pa.Table:
-    """Reads columns value (string) and count (int64), without nulls.
+    """Reads columns value (string), count (int64) and perhaps last_day (int32), without nulls.
 
     Raises:
         InputError: the file does not exist, or is corrupt.
@@ -57,7 +69,8 @@ def read_file(path: UPath) -> pa.Table:
             f"{path}: must be a readable Arrow file: found {error}. Prepare the data again."
         ) from error
     nulls = sum(column.null_count for column in content.columns)
-    if not content.schema.equals(_SCHEMA) or nulls:
+    is_known = any(content.schema.equals(schema) for schema in (_SCHEMA, _WITH_DAYS))
+    if not is_known or nulls:
         raise InputError(
             f"{path}: must have the columns value (string) and count (int64) without nulls: found"
             f" {content.schema.names} of {content.schema.types} with {nulls} nulls. Prepare the"
@@ -143,29 +156,3 @@ class Counter:
         """Returns columns value and count, each value once, in arbitrary order."""
         self._merge()
         return self._merged
-
-
-def build(
-    counter: Counter, min_count: int, max_values: int = 0, earlier: Vocabulary | None = None
-) -> Vocabulary:
-    """Builds the vocabulary of the values that were counted at least `min_count` times.
-
-    Values are ordered by decreasing count, then by value, and limited to the first `max_values`,
-    unless it is 0. The values of an `earlier` vocabulary keep their rows, even if they do not
-    occur. Their counts are added, and new values follow.
-    """
-    seen = counter.counts()
-    values = earlier.values if earlier else pa.array([], pa.string())
-    counts = earlier.counts if earlier else np.zeros(0, np.int64)
-    again = pc.index_in(seen["value"], value_set=values)
-    known = again.is_valid()
-    counts = counts.copy()
-    counts[again.drop_null().to_numpy()] += seen["count"].filter(known).to_numpy()
-    new = seen.filter(pc.and_(pc.invert(known), pc.greater_equal(seen["count"], min_count)))
-    new = new.sort_by([("count", "descending"), ("value", "ascending")])
-    if max_values:
-        new = new.slice(0, max(0, max_values - len(values)))
-    return Vocabulary(
-        pa.concat_arrays([values, *new["value"].chunks]),
-        np.concatenate([counts, new["count"].to_numpy().astype(np.int64)]),
-    )

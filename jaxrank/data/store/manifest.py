@@ -9,7 +9,8 @@ from jaxrank import renames
 from jaxrank.errors import InputError
 from jaxrank.json_files import Seal
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+_WITHOUT_HISTORY = 4  # see `Store.history`
 _UNDER_EARLIER_NAMES = 3  # see `renames`
 SEAL = Seal("checksum", of_bytes=True, hint=" Prepare the data again.")
 
@@ -22,13 +23,16 @@ def read(file: UPath) -> dict[str, Any]:
         KeyError: it has no version.
     """
     tree = SEAL.read(file, lambda tree: _check_version(file, tree))
-    is_earlier = tree["format_version"] == _UNDER_EARLIER_NAMES
-    return renames.manifest(tree) if is_earlier else tree
+    if tree["format_version"] == _UNDER_EARLIER_NAMES:
+        tree = renames.manifest(tree)
+    if tree["format_version"] <= _WITHOUT_HISTORY:
+        tree = {**tree, "history": {}}
+    return tree
 
 
 def _check_version(file: UPath, tree: Mapping[str, Any]) -> None:
     version = tree["format_version"]
-    if version not in (_UNDER_EARLIER_NAMES, FORMAT_VERSION):
+    if version not in (_UNDER_EARLIER_NAMES, _WITHOUT_HISTORY, FORMAT_VERSION):
         raise InputError(
             f"{file}: the store's format version must be {FORMAT_VERSION}, found {version!r}"
             f" (written by jaxrank {tree.get('jaxrank_version')}).{SEAL.hint}"

@@ -1,7 +1,9 @@
 """Reads a store: prepared examples on disk, as blocks of columns, with a manifest.
 
     STORE/manifest.json               written last, so a directory without it is not a store
-    STORE/vocabulary/<table>.arrow    values (string) and counts (int64) in row order
+    STORE/vocabulary/<table>.arrow    value (string), count (int64) and last_day (int32, since
+                                      1970) in row order
+    STORE/vocabulary/<table>.waiting  the same of ids without a row, in order of values
     STORE/<split>/00000-00000.arrow   an Arrow IPC file; a record batch is a block of examples
     STORE/<split>/<day>/...           if the split is partitioned by day
     STORE/rejected.jsonl              raw records that were skipped, if any
@@ -27,6 +29,7 @@ from jaxrank import validate
 from jaxrank.data import files
 from jaxrank.data.examples import Examples
 from jaxrank.data.statistics import split as statistics
+from jaxrank.data.statistics.admission import TableHistory, waiting_checksum
 from jaxrank.data.statistics.vocabulary import checksum, counts_checksum, read_file
 from jaxrank.data.store import manifest
 from jaxrank.data.store.file import Readers, StoredFile
@@ -176,6 +179,7 @@ class Store:
     # Checksums of the counts of the vocabularies.
     counts: dict[str, str] = dataclasses.field(default_factory=dict)
     view: View | None = None  # of the splits
+    histories: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `history`
 
     def split(
         self, name: str, field: str = "split", statistics: dict[str, Any] | None = None
@@ -257,12 +261,30 @@ class Store:
             (expected.checksum, checksum(content["value"])),
             (self.counts.get(table), counts_checksum(content["count"].to_numpy())),
         ):
-            if actual != must:
-                raise InputError(
-                    f"{path}: is corrupt: its checksum must be {must}, found {actual}."
-                    " Prepare the data again."
-                )
+            _check_same(path, must, actual)
         return content
+
+    def history(self, table: str) -> TableHistory | None:
+        """Returns what the store remembers beside the vocabulary of a table.
+
+        None if a version before format 5 wrote the store.
+
+        Raises:
+            InputError: a file is missing or corrupt.
+        """
+        entry = self.histories.get(table)
+        if entry is None:
+            return None
+        folder = self.path / "vocabulary"
+        last_days = read_file(folder / f"{table}.arrow")["last_day"].to_numpy()
+        waiting = read_file(folder / f"{table}.waiting")
+        for name, must, actual in (
+            ("arrow", entry["last_days"], counts_checksum(last_days)),
+            ("waiting", entry["waiting"], waiting_checksum(waiting)),
+        ):
+            _check_same(folder / f"{table}.{name}", must, actual)
+        counted = {int(day): list(sums) for day, sums in entry["counted"].items()}
+        return TableHistory(last_days, waiting, counted, entry["newest"], entry["by_event"])
 
     def extends(self, schema_table: Table) -> bool:
         """Returns True if rows of `schema_table` have the same meaning in this store.
@@ -286,6 +308,14 @@ class Store:
     def table(self, name: str) -> Table | None:
         """Returns the table of that name, or None."""
         return next((t for t in self.schema.tables if t.name == name), None)
+
+
+def _check_same(path: UPath, must: str | None, actual: str) -> None:
+    if actual != must:
+        raise InputError(
+            f"{path}: is corrupt: its checksum must be {must}, found {actual}. Prepare the data"
+            " again."
+        )
 
 
 def no_split(path: files.AnyPath, name: str, splits: Iterable[str], field: str) -> InputError:
@@ -349,4 +379,5 @@ def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
         splits={name: StoredSplit(path, name, {name: entry}) for name, entry in entries.items()},
         entries=dict(entries),
         counts=dict(tree["counts"]),
+        histories=dict(tree["history"]),
     )

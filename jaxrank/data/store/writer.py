@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from upath import UPath
 
@@ -14,6 +15,7 @@ import jaxrank
 from jaxrank.data import files
 from jaxrank.data.examples import Examples
 from jaxrank.data.lock import new_directory, remove_empty_directories
+from jaxrank.data.statistics.admission import Changes, TableHistory, to_json, waiting_checksum
 from jaxrank.data.statistics.vocabulary import counts_checksum, write_file
 from jaxrank.data.store import manifest
 from jaxrank.data.store.block import block_checksum, to_arrow
@@ -26,7 +28,7 @@ SCRATCH = "_units"  # directory of temporary files while a store is made. No spl
 _REJECTED = "rejected.jsonl"
 # Names of the files that an attempt writes.
 _OF_A_STORE = re.compile(
-    rf"vocabulary/[^/]+\.arrow|\w[\w-]*(/\d{{4}}-\d\d-\d\d)?/\d{{5,}}-\d{{5,}}\.arrow|{_REJECTED}"
+    rf"vocabulary/[^/]+\.(arrow|waiting)|\w[\w-]*(/\d{{4}}-\d\d-\d\d)?/\d{{5,}}-\d{{5,}}\.arrow|{_REJECTED}"
 )
 
 
@@ -116,6 +118,7 @@ class StoreWriter:
         self.work = self.path
         self._splits: dict[str, dict[str, Any]] = {}
         self._counts: dict[str, str] = {}
+        self._history: dict[str, dict[str, Any]] = {}
         self._has_rejected = False
         self._directory = contextlib.ExitStack()
 
@@ -157,11 +160,39 @@ class StoreWriter:
         """Adds a split whose files `SplitWriter`s have written to directory `name` of `work`."""
         self._splits[name] = {"statistics": statistics, "files": list(files)}
 
-    def write_vocabulary(self, table: str, values: Sequence[str], counts: Sequence[int]) -> None:
+    def write_vocabulary(
+        self,
+        table: str,
+        values: Sequence[str] | pa.Array | pa.ChunkedArray,
+        counts: Sequence[int] | np.ndarray,
+        history: TableHistory | None = None,
+        changes: Changes | None = None,
+    ) -> None:
+        """Writes the vocabulary of a table.
+
+        Args:
+            history: what a later preparation needs beside it. `Store.history` reads it.
+            changes: of the vocabulary, for the manifest.
+        """
         directory = self.work / "vocabulary"
         directory.mkdir(parents=True, exist_ok=True)
-        write_file(directory / f"{table}.arrow", values, counts)
+        last_days = history.last_days if history else None
+        write_file(directory / f"{table}.arrow", values, counts, last_days)
         self._counts[table] = counts_checksum(counts)
+        if history is None:
+            return
+        waiting = history.waiting
+        columns = (waiting[name].to_numpy() for name in ("count", "last_day"))
+        write_file(directory / f"{table}.waiting", waiting["value"], *columns)
+        self._history[table] = {
+            "last_days": counts_checksum(history.last_days),
+            "waiting": waiting_checksum(waiting),
+            "newest": history.newest,
+            "by_event": history.by_event,
+            "counted": {str(day): sums for day, sums in history.counted.items()},
+        }
+        if changes is not None:
+            self._history[table]["changes"] = to_json(changes)
 
     def write_rejected(self, lines: Sequence[str]) -> None:
         """Writes the skipped records, one line of JSON each."""
@@ -177,6 +208,7 @@ class StoreWriter:
         files.remove_directory(self.work / SCRATCH)
         written = {f"{name}/{f['name']}" for name, s in self._splits.items() for f in s["files"]}
         written |= {f"vocabulary/{table}.arrow" for table in self._counts}
+        written |= {f"vocabulary/{table}.waiting" for table in self._history}
         written |= {_REJECTED} if self._has_rejected else set()
         for name in files.names_below(self.work):
             # The URL may contain unrelated files, including other stores.
@@ -201,6 +233,7 @@ class StoreWriter:
             "spec": spec,
             "splits": self._splits,
             "counts": self._counts,
+            "history": self._history,
         }
         with (self.work / "manifest.json").open("w") as file:
             file.write(manifest.SEAL.to_text(tree))

@@ -158,9 +158,9 @@ def test_an_earlier_stores_rows_stay_and_new_values_follow(tmp_path):
         options=dict(vocabularies=str(tmp_path / "day1")),
     )  # fmt: skip
     values, counts = second.vocabulary("user")
-    assert values == ["b", "a", "c", "z", "y"]
-    assert counts.tolist() == [3, 2 + 1, 2 + 7, 4, 3]
-    assert whole(second).ids[:, 0].tolist() == [5] * 4 + [6] * 3 + [1, 3] + [4] * 7
+    assert values == ["b", "a", "c", "z", "y", "x"]
+    assert counts.tolist() == [3, 2 + 1, 2 + 7, 4, 3, 1 + 1]
+    assert whole(second).ids[:, 0].tolist() == [5] * 4 + [6] * 3 + [7, 3] + [4] * 7
     assert first.schema.tables[0].checksum != second.schema.tables[0].checksum
 
 

@@ -125,7 +125,7 @@ def test_a_store_of_another_version_is_rejected_with_both(tmp_path):
     path = tmp_path / "s" / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format_version": 99, "jaxrank_version": "9.9"}))
-    with pytest.raises(InputError, match=r"version must be 4, found 99 \(written by jaxrank 9.9\)"):
+    with pytest.raises(InputError, match=r"version must be 5, found 99 \(written by jaxrank 9.9\)"):
         open_store(tmp_path / "s")
     path.write_text("{")
     with pytest.raises(InputError, match="manifest.json: not readable as JSON"):

@@ -1,0 +1,163 @@
+"""A chain of stores: vocabularies over the days, and stores of the version before."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import preparations
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from preparations import TASK, content
+
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.store.reader import open_store
+from jaxrank.errors import InputError
+
+FORMAT_4 = Path(__file__).parents[2] / "golden/format_4"
+LIMITS = dict(min_count=2, max_rows=4, keep_days=2)
+FEATURES = dict(
+    tasks=[TASK],
+    dense=[dict(columns="x", standardize=True)],
+    categorical=[dict(columns="item", table="item", **LIMITS)],
+    ragged=[dict(columns="seen", table="item", **LIMITS)],
+    time="time",
+)
+# Items of a day, and lists of items that users have seen.
+DAYS = {
+    "2024-05-01": (["a", "b", "a", "c"], [["b"], [], ["d", "d"], ["e"]]),
+    "2024-05-02": (["e", "f", "f", "g"], [["d"], ["a"], [], []]),
+    "2024-05-03": (["g", "f", None, "h"], [["e", "h"], [], [], ["h"]]),
+}
+ROWS = {
+    "2024-05-01": ["a", "b", "d"],  # c and e wait
+    "2024-05-02": ["a", "d", "e", "f"],  # b is evicted and waits, with c and g
+    "2024-05-03": ["e", "f", "h", "g"],
+}
+
+
+def write(folder, *days):
+    parts = []
+    for day in days:
+        items, seen = DAYS[day]
+        columns = {
+            "label": [0, 1, 0, 1],
+            "x": np.arange(4.0) * int(day[-1]),
+            "item": items,
+            "seen": seen,
+            "time": [f"{day} 12:00"] * 4,
+        }
+        parts.append(pa.table(columns, schema=pa.schema([
+            ("label", pa.int8()), ("x", pa.float64()), ("item", pa.string()),
+            ("seen", pa.list_(pa.string())), ("time", pa.string()),
+        ])))  # fmt: skip
+    path = folder / f"{'-'.join(days)}.parquet"
+    pq.write_table(pa.concat_tables(parts), path)
+    return str(path)
+
+
+def run(folder, name, *days, features=FEATURES, **options):
+    source = dict(kind="parquet", files=dict(train=write(folder, *days)))
+    options = dict(report=lambda _: None) | options
+    return prepare(features, source, folder / name, **options)
+
+
+def chain(folder, days, **options):
+    earlier = ""
+    for number, day in enumerate(days):
+        store = run(folder, f"{number}", day, vocabularies=earlier, **options)
+        earlier = str(store.path)
+        yield store
+
+
+def test_rows_are_those_of_ids_over_all_features_and_days(tmp_path):
+    lines = []
+    stores = dict(zip(ROWS, chain(tmp_path, ROWS, report=lines.append), strict=True))
+    for day, store in stores.items():
+        assert store.vocabulary("item")[0] == ROWS[day]
+    assert store.schema.dense[0].std == stores["2024-05-01"].schema.dense[0].std
+    changes = store.histories["item"]["changes"]
+    assert changes | {"lost_share": 0} == dict(
+        kept=2, new=2, evicted=2, waiting=2, dropped=0, lookups=6, lost=0, lost_share=0
+    )
+    assert any(
+        line == "table item: 2 rows kept, 2 new, 1 evicted; 3 ids wait; 16.67% of 6 lookups lost"
+        for line in lines
+    )
+    ids = store.split("train").read_block(0).ids[:, 0].tolist()
+    assert ids == [5, 3, 0, 4]  # g, f, missing, h
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_a_day_that_is_prepared_again_gives_the_same_vocabulary(tmp_path, key):
+    """Alone, among days that are new, after later days, and with keyed hashes."""
+    options = {}
+    if key:
+        (tmp_path / "key").write_bytes(bytes(range(32)))
+        options["hash_key_file"] = str(tmp_path / "key")
+    *_, last = chain(tmp_path, ROWS, **options)
+    expected = content(last.path / "vocabulary")
+    for name, days in (("same", ["2024-05-03"]), ("late", ["2024-05-01"]), ("all", list(DAYS))):
+        again = run(tmp_path, name, *days, vocabularies=str(last.path), **options)
+        assert content(again.path / "vocabulary") == expected
+    window = run(tmp_path, "window", *list(DAYS)[1:], vocabularies=str(tmp_path / "1"), **options)
+    assert content(window.path / "vocabulary") == expected
+
+
+def test_scales_are_fitted_again_where_that_is_asked_for(tmp_path):
+    first = run(tmp_path, "first", "2024-05-01")
+    second = run(tmp_path, "second", "2024-05-02", vocabularies=str(first.path), refit_scales=True)
+    assert second.schema.dense[0].mean == 2 * first.schema.dense[0].mean
+    with pytest.raises(InputError, match="--refit-scales: must have --vocabularies"):
+        run(tmp_path, "none", "2024-05-02", refit_scales=True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "others", "message"),
+    [
+        (dict(encoding="hash", rows=9, keep_days=2), {}, r"keep_days.*encoding.*hash"),
+        (dict(encoding="integer", rows=9, max_waiting=2), {}, r"max_waiting.*encoding.*integer"),
+        (dict(keep_days=2), dict(time=""), r"features.time must be .*categorical\[0\].keep_days"),
+        (dict(keep_days=-1), {}, r"keep_days must be at least 0"),
+        (dict(keep_days=2), {}, r"share the table 'item', so keep_days must be the same"),
+    ],
+)
+def test_limits_that_are_not_read_are_refused(tmp_path, entry, others, message):
+    features = FEATURES | others
+    features["categorical"] = [dict(columns="item") | entry]
+    features["ragged"] = [dict(columns="seen", table="item")]
+    if "encoding" in entry:
+        features["ragged"] = []
+    with pytest.raises(InputError, match=message):
+        run(tmp_path, "store", "2024-05-01", features=features)
+
+
+@pytest.mark.parametrize("damage", ["waiting", "last_day"])
+def test_a_damaged_history_is_named(tmp_path, damage):
+    store = run(tmp_path, "store", "2024-05-01")
+    path = store.path / "vocabulary" / ("item.waiting" if damage == "waiting" else "item.arrow")
+    path = Path(str(path))
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    days = pa.array(table["last_day"].to_numpy() + 1)
+    table = table.set_column(2, table.schema.field(2), days)
+    with pa.ipc.new_file(str(path), table.schema) as sink:
+        sink.write_table(table)
+    with pytest.raises(InputError, match=f"{path.name}: is corrupt: its checksum"):
+        run(tmp_path, "later", "2024-05-02", vocabularies=str(store.path))
+
+
+def test_a_store_of_the_version_before_is_read_and_continued(tmp_path):
+    """`golden/format_4` was written before vocabularies had a history."""
+    assert json.loads((FORMAT_4 / "manifest.json").read_text())["format_version"] == 4
+    old = open_store(FORMAT_4)
+    assert old.history("user") is None
+    train = preparations.write_csv(tmp_path / "train.csv", preparations.rows_of(30))
+    features = preparations.FEATURES | dict(categorical=[dict(columns="user", min_count=2)])
+    same = preparations.run(tmp_path / "same", [train], features)
+    assert same.split("train").fingerprint == old.split("train").fingerprint
+    assert same.schema == old.schema
+    later = preparations.run(tmp_path / "later", [train], features, vocabularies=str(FORMAT_4))
+    values, counts = old.vocabulary("user")
+    assert later.vocabulary("user")[0] == values
+    assert later.vocabulary("user")[1].tolist() == (2 * counts).tolist()
+    assert later.history("user").last_days.tolist() == [0] * len(values)
