@@ -29,6 +29,7 @@ from jaxrank.data.prepare.runners import Local, Runner
 from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.prepare.units import units_of
 from jaxrank.data.sources.registry import Source, make_source
+from jaxrank.data.spec.derived import with_derived
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import (
@@ -195,11 +196,11 @@ def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> Featur
     """Resolves the spec over the columns of the training split, which every split must have."""
     first = TRAIN if TRAIN in data.splits else data.splits[0]
     try:
-        resolved = resolve(spec, data.columns(first), unread)
+        resolved = resolve(spec, with_derived(spec.derived, data.columns(first)), unread)
     except UnknownColumn as error:
         raise InputError(f"{error}{data.hint}") from error
     for split in data.splits:
-        if resolve(spec, data.columns(split), unread) != resolved:
+        if resolve(spec, with_derived(spec.derived, data.columns(split)), unread) != resolved:
             raise InputError(
                 f"source: the split {split!r} must have the columns of {first!r}: found"
                 f" {data.columns(split)} and {data.columns(first)}."

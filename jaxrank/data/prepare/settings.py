@@ -3,7 +3,7 @@
 import functools
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxrank import json_files
 from jaxrank.data import keyed_hash
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.fit import FitSpec
 from jaxrank.data.encode.times import days, seconds
 from jaxrank.data.keyed_hash import Pseudonymise
@@ -89,7 +90,20 @@ def chunks(settings: PrepareSettings, unit: WorkUnit, rejects: Rejects) -> Itera
     # A skipped record is recorded with all its columns.
     used = settings.features.named if settings.on_error == "error" else frozenset()
     source = _source(json_files.to_text(settings.source, sort_keys=True), used, settings.token)
-    return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
+    stored = itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
+    return _derived(settings.features, stored, rejects) if settings.features.derived else stored
+
+
+def _derived(features: FeatureSpec, stored: Iterable[Chunk], rejects: Rejects) -> Iterator[Chunk]:
+    """Yields the chunks with derived columns, without records from which none can be computed."""
+
+    def with_columns(chunk: Chunk) -> Chunk:
+        return derive(features.derived, chunk, features.time_format)
+
+    for chunk in stored:
+        _, result = rejects.attempt(chunk, with_columns)
+        if result is not None:
+            yield result
 
 
 def record_days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:

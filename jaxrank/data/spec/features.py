@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxrank import json_files
+from jaxrank.data.spec.derived import DerivedSpec
 from jaxrank.data.spec.entries import (
     CALENDAR_FORMS,
     COLUMNS_OF_TASKS,
@@ -62,6 +63,9 @@ class FeatureSpec:
     dense: tuple[DenseSpec, ...] = field((), help="columns of numbers")
     categorical: tuple[CategoricalSpec, ...] = field((), help="columns with a fixed number of ids")
     ragged: tuple[RaggedSpec, ...] = field((), help="columns with lists of ids of any length")
+    derived: tuple[DerivedSpec, ...] = field(
+        (), help="columns that are computed from others; other fields can name them"
+    )
     keep: tuple[str, ...] = field((), single=True, help="columns that are copied to predictions")
     time: str = field("", help="the column with the time of each event; it is kept")
     time_format: str = field(

@@ -20,6 +20,7 @@ from upath import UPath
 
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.cells import list_elements
+from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.fit import NOTHING, fit_spec
 from jaxrank.data.examples import Examples
@@ -31,6 +32,7 @@ from jaxrank.data.sources.parquet import (
     read_footer,
 )
 from jaxrank.data.sources.registry import parquet_source
+from jaxrank.data.spec.derived import with_derived
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
@@ -149,7 +151,11 @@ class DirectSplit(Split):
             InputError: a value is invalid for its column, or the file cannot be read or has changed
                 since it was first opened.
         """
-        return self._encoder.encode(self._chunk(self._places[index], self._columns))
+        chunk = self._chunk(self._places[index], self._columns)
+        features = self._features
+        if features.derived:
+            chunk = derive(features.derived, chunk, features.time_format)
+        return self._encoder.encode(chunk)
 
     def _chunk(self, place: _Place, columns: list[str]) -> Chunk:
         rows = place.stop - place.start
@@ -222,7 +228,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
     """
     spec = feature_spec(features).stored
     data = parquet_source(source)
-    resolved = resolve(spec, data.columns(data.splits[0]))
+    resolved = resolve(spec, with_derived(spec.derived, data.columns(data.splits[0])))
     data.check_columns(resolved.named)
     _check(resolved)
     return Store(
