@@ -43,7 +43,6 @@ class View:
         places = {f.name: i for i, f in enumerate(stored.ragged)}
         self._lists = [places[f.name] for f in wanted.ragged]
         self._is_weighted = any(f.weighted for f in wanted.ragged)
-        self._widths = len(stored.dense), len(stored.id_columns)
         rows = rows or {}
         self._id_rows = [rows.get(f.table) for f in wanted.id_columns]
         self._list_rows = [rows.get(f.table) for f in wanted.ragged]
