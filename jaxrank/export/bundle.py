@@ -35,7 +35,6 @@ from jaxrank.export.stack_files import write_stack
 from jaxrank.export.table_rows import table_rows
 from jaxrank.export.vocabulary_index import Written, write_index
 from jaxrank.export.write import Source, open_source, written
-from jaxrank.features import RESERVED_ROWS
 from jaxrank.report import Report
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.step import Weights
@@ -173,7 +172,13 @@ def export_bundle(
     began = time.perf_counter()
     source = open_source(workdir, checkpoint, data)
     run = source.run
-    spec = resolve_again(feature_spec(to_plain(run.config.features)), run.schema)
+    features = feature_spec(to_plain(run.config.features))
+    if features.derived:
+        raise InputError(
+            "features.derived: must be empty for a bundle, whose scorer derives no columns:"
+            f" found {[entry.name for entry in features.derived]}. --format=files needs none."
+        )
+    spec = resolve_again(features, run.schema, source.store.schema)
     key, hashed = _key(hash_key_file, source)
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
@@ -276,7 +281,7 @@ def _write_files(
         progress.write(names[0], make, names[1])
     empty_directory(scratch)
     vocabularies = [
-        (table.name, source.store.values(table.name).slice(0, table.rows - RESERVED_ROWS))
+        (table.name, run.values(table, source.store))
         for table in run.schema.tables
         if table.encoding == "vocabulary"
     ]

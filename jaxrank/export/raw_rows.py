@@ -79,8 +79,8 @@ def raw_rows(
     if split not in source.splits:
         split = source.splits[-1]
     vocabularies: dict[str, Vocabulary] = {
-        table.name: _StoredVocabulary(store.values(table.name))
-        for table in spec.tables
+        table.name: _StoredVocabulary(run.values(table, store))
+        for table in run.schema.tables
         if table.encoding == "vocabulary"
     }
     encoder = Encoder(

@@ -19,7 +19,7 @@ from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.build import model_fields, task_parents
 from jaxrank.checkpoints.reader import CheckpointReader
-from jaxrank.data.examples import Examples, Known, cut, join
+from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.ragged import places_of_lists
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.store.split import Split
@@ -71,7 +71,7 @@ class Reference:
         layout: of the run's tables.
         stored: the weights of a checkpoint.
         weights: the dense parameters of the same checkpoint, see `dense_part.layers`.
-        examples: to predict.
+        examples: to predict, with rows of the run's tables.
     """
 
     def __init__(
@@ -83,7 +83,6 @@ class Reference:
         examples: Examples,
     ):
         self._config, self._weights = config, weights
-        examples = Known(layout.schema)(examples)
         rows = _rows_read(layout.schema, examples)
         self._vectors = _vectors(stored, layout, rows)
         schema, self._examples = _small(layout.schema, examples, rows)
