@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rankers
-from rankers import built, gradient_program, inputs_of, randomised
+from rankers import built, gradient_program, inputs_of
 
 from jaxrank import models
 from jaxrank.errors import InputError
@@ -41,7 +41,6 @@ STACKED = dict(cross="dcn", structure="stacked", mlp_units=(6,), task_mlp_units=
 def test_logits_are_those_of_experts_and_gates_one_by_one(multitask, around):
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(**multitask, **around)
-        params = randomised(params)
         logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
         assert logits.dtype == np.float64
     fields = ("cross", "structure", "norm")
