@@ -58,8 +58,8 @@ ROWS = (
 def scaled(tmp_path_factory):
     """Compiles for two slices. Returns the JSON, the text and the picture."""
     picture = tmp_path_factory.mktemp("scaling") / "scaling.png"
-    args = (*WHOLE, *ROWS, "--config.model.mlp_units=(2048,2048)")
-    args += ("--topology=v3-8,v3-2", "--scaling=weak", f"--picture={picture}")
+    args = (*WHOLE, *ROWS, "--config.model.mlp_units=(2048,2048)", "--config.batch_size=512")
+    args += ("--topology=v3-32,v3-8", "--scaling=weak", f"--picture={picture}")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         cli.run(["compile", *args, "--json"])
@@ -68,7 +68,7 @@ def scaled(tmp_path_factory):
 
 def test_what_one_device_needs_is_reported(scaled):
     found, err, _ = scaled
-    one, _ = found["topologies"]
+    _, one = found["topologies"]
     assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
     assert one["fits"] is True
     assert one["tables_aliased"] is True
@@ -91,11 +91,11 @@ def test_what_one_device_needs_is_reported(scaled):
 
 
 def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
-    """Compiles for some of the devices of a slice."""
-    some = ("--config.embedding.l2_scope=table", "--config.mesh.devices=4")
+    """Compiles for one of the devices of a slice."""
+    some = ("--config.embedding.l2_scope=table", "--config.mesh.devices=1")
     (one,), err = compile_all(capsys, "v3-8", *ROWS, *some)
     assert one["tables_aliased"] is False
-    assert one["devices"] == 4
+    assert one["devices"] == 1
     assert "hosts" not in err
 
 
@@ -201,18 +201,25 @@ def test_what_a_gpu_needs_is_reported(capsys):
 def test_scaling_is_reported_and_drawn(scaled):
     found, err, picture = scaled
     large, small = found["scaling"]
-    assert (large["name"], small["name"]) == ("v3-8", "v3-2")
-    assert large["batch_size"] == 4 * small["batch_size"] == 4 * 128
+    assert (large["name"], small["name"]) == ("v3-32", "v3-8")
+    assert large["batch_size"] == 4 * small["batch_size"] == 4 * 512
     assert (small["speedup"], small["efficiency"]) == (1, 1)
     assert large["speedup"] == pytest.approx(4 * large["efficiency"])
     assert 0.2 < large["efficiency"] < 1.1
     assert sum(small["seconds"].values()) == pytest.approx(small["step_seconds"])
-    assert small["examples_per_second"] == pytest.approx(128 / small["step_seconds"])
+    assert small["examples_per_second"] == pytest.approx(512 / small["step_seconds"])
     assert small["limit"] in small["seconds"]
     assert all(large["seconds"].values()), "each part takes some time"
     assert small["fits"] is True
     assert "of linear" in err
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core(scaled):
+    large, small = scaled[0]["topologies"]
+    assert (large["cores"], small["cores"]) == (32, 8)
+    for kind in ("all-to-all", "all-reduce"):
+        assert 0.9 < large["collectives"][kind] / small["collectives"][kind] < 1.2
 
 
 @pytest.mark.parametrize(

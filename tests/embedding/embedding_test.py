@@ -27,13 +27,11 @@ DIMS = [
 @pytest.mark.parametrize(
     ("dims", "hot", "devices", "replicas", "platform"),
     [
-        (DIMS[0], "split", 1, 1, "cpu"),
         (DIMS[1], "split", 8, 1, "cpu"),
         (DIMS[2], "split", 8, 2, "cpu"),
         (DIMS[0], "hot", 8, 2, "cpu"),
         (DIMS[1], "split", 8, 2, "tpu"),
         (DIMS[2], "split", 8, 1, "tpu"),
-        (DIMS[0], "hot", 8, 2, "tpu"),
     ],
 )
 def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replicas, platform):
@@ -50,10 +48,8 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
     ("devices", "platform", "hot"),
     [
         (1, "cpu", "split"),
-        (8, "cpu", "hot"),
         (8, "tpu", "hot"),
         (1, "gpu", "hot"),
-        (1, "gpu-kernel", "split"),
         (4, "gpu-kernel", "hot"),
     ],
 )
@@ -105,10 +101,8 @@ def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, 
 @pytest.mark.parametrize(
     ("dims", "devices", "replicas", "platform"),
     [
-        (DIMS[0], 2, 1, "cpu"),
         (DIMS[1], 8, 2, "cpu"),
         (DIMS[2], 1, 1, "cpu"),
-        (DIMS[0], 2, 1, "tpu"),
         (DIMS[1], 2, 1, "tpu"),
         (DIMS[2], 2, 1, "tpu"),
     ],
@@ -143,8 +137,9 @@ def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
         np.testing.assert_allclose(rows, dense[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("name", ["rowwise_adagrad", "lazy_adam", "ftrl"])
+@pytest.mark.parametrize(
+    ("name", "devices"), [("rowwise_adagrad", 1), ("lazy_adam", 8), ("ftrl", 1)]
+)
 def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices):
     settings = {"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {})
     embedding = make(
@@ -229,17 +224,6 @@ def test_the_penalty_of_proximal_adagrad_does_not_depend_on_how_often_a_row_is_r
     assert found == {1: pytest.approx(optimum, abs=5e-3), 4: pytest.approx(optimum, abs=5e-3)}
 
 
-@pytest.mark.parametrize("name", sorted(ROW_OPTIMIZERS))
-def test_a_rate_of_zero_changes_no_row(name):
-    embedding = make(row_optimizer=name)
-    tables = new_tables(embedding)
-    batch = examples.random_batch(embedding.layout, 16)
-    grads = random_grads(embedding, tables, batch)
-    after = update(embedding, tables, batch, grads, learning_rate=0.0)
-    np.testing.assert_array_equal(after["dim8"].rows, tables["dim8"].rows)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
-
-
 def test_ftrl_without_regularisation_follows_any_rate():
     """Each change is -g / s.
 
@@ -260,7 +244,7 @@ def test_ftrl_without_regularisation_follows_any_rate():
 
 
 @pytest.mark.parametrize("name", sorted(ROW_OPTIMIZERS))
-def test_rows_that_are_not_read_do_not_change(name):
+def test_rows_that_are_not_read_and_all_rows_at_a_rate_of_zero_do_not_change(name):
     embedding = make(row_optimizer=name, l2=0.1)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
@@ -271,6 +255,9 @@ def test_rows_that_are_not_read_do_not_change(name):
     after = logical(embedding, update(embedding, tables, batch, grads))["dim8"]
     np.testing.assert_array_equal(after[0][untouched], before[0][untouched])
     assert (after[0][~untouched] != before[0][~untouched]).any(axis=1).all()
+    unmoved = update(embedding, tables, batch, grads, learning_rate=0.0)
+    np.testing.assert_array_equal(unmoved["dim8"].rows, tables["dim8"].rows)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(unmoved))
 
 
 def test_pad_reads_zeros_and_changes_no_row():
@@ -292,7 +279,7 @@ def test_pad_reads_zeros_and_changes_no_row():
     jax.tree.map(np.testing.assert_array_equal, after, tables)
 
 
-@pytest.mark.parametrize(("hot", "devices"), [("hot", 1), ("mixed", 8), ("dealt", 8)])
+@pytest.mark.parametrize(("hot", "devices"), [("hot", 1), ("mixed", 8)])
 def test_first_values_depend_on_table_and_row_alone(hot, devices):
     expected = by_table(make(), new_tables(make()))
     embedding = make(devices=devices, replicas=2 if devices > 1 else 1, hot=hot)
@@ -306,13 +293,11 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
 @pytest.mark.parametrize(
     ("hot", "row_optimizer", "devices", "replicas", "room", "platform"),
     [
-        ("hot", "adagrad", 1, 1, 1.0, "cpu"),
         ("whole", "lazy_adam", 8, 1, 0.5, "cpu"),
         ("mixed", "ftrl", 4, 2, 0.1, "cpu"),
         ("hot", "rowwise_adagrad", 8, 2, 0.05, "cpu"),
         ("dealt", "sgd", 8, 1, 0.05, "cpu"),
         ("hot", "adagrad", 1, 1, 1.0, "tpu"),
-        ("whole", "lazy_adam", 8, 1, 0.5, "tpu"),
         ("hot", "rowwise_adagrad", 8, 2, 0.05, "tpu"),
         ("mixed", "ftrl", 4, 2, 0.1, "gpu"),
     ],

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from checkout import HELPERS, ROOT
+from fuzzing import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutated, page_bytes, parquet_file, read, tfrecord_file
@@ -24,10 +25,6 @@ from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import example_columns
 from jaxrank.data.sources.tf_example import ColumnType
 from jaxrank.errors import InputError
-
-# Number of cases of a quick run, and of the long one.
-MANY = [50, pytest.param(1000, marks=pytest.mark.slow)]
-
 
 # Valid files.
 
@@ -82,12 +79,11 @@ _OPTIONS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("count", MANY)
-def test_random_tables_come_out_of_parquet_as_they_went_in(tmp_path, count):
+def test_random_tables_come_out_of_parquet_as_they_went_in(tmp_path):
     path = tmp_path / "a.parquet"
 
     @given(table=tables(), options=_OPTIONS)
-    @settings(max_examples=count, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=CASES, deadline=None, database=None, derandomize=True)
     def come_out(table, options):
         pq.write_table(table, path, **options)
         assert read("parquet", path) == dict(enumerate(table.to_pylist(), start=1))
@@ -98,10 +94,9 @@ def test_random_tables_come_out_of_parquet_as_they_went_in(tmp_path, count):
 # Damage to data with checksums.
 
 
-@pytest.mark.parametrize("count", MANY)
-def test_a_changed_page_of_parquet_is_rejected(tmp_path, count):
+def test_a_changed_page_of_parquet_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
-    for seed in range(count):
+    for seed in range(CASES):
         records = parquet_file(path, seed)
         whole, places = path.read_bytes(), page_bytes(path)
         assert read("parquet", path) == dict(enumerate(records, start=1))
@@ -112,11 +107,10 @@ def test_a_changed_page_of_parquet_is_rejected(tmp_path, count):
                 read("parquet", path)
 
 
-@pytest.mark.parametrize("count", MANY)
-def test_changed_tfrecords_lose_records_only_where_that_is_reported(tmp_path, count):
+def test_changed_tfrecords_lose_records_only_where_that_is_reported(tmp_path):
     path = tmp_path / "a.tfrecord"
     outcomes = {"rejected": 0, "skipped": 0}
-    for seed in range(count):
+    for seed in range(CASES):
         draw = random.Random(seed)
         records = tfrecord_file(path, seed, rows=draw.choice([5, 60]))
         expected = dict(enumerate(records, start=1))
@@ -140,10 +134,9 @@ def test_changed_tfrecords_lose_records_only_where_that_is_reported(tmp_path, co
     assert all(outcomes.values())
 
 
-@pytest.mark.parametrize("count", MANY)
-def test_a_tfrecord_file_that_ends_early_gives_whole_records_or_none(tmp_path, count):
+def test_a_tfrecord_file_that_ends_early_gives_whole_records_or_none(tmp_path):
     path = tmp_path / "a.tfrecord"
-    for seed in range(count):
+    for seed in range(CASES):
         records = tfrecord_file(path, seed, rows=20)
         whole = path.read_bytes()
         stop = random.Random(seed).randrange(len(whole))
@@ -158,10 +151,9 @@ def test_a_tfrecord_file_that_ends_early_gives_whole_records_or_none(tmp_path, c
 # Damage to data without checksums.
 
 
-@pytest.mark.parametrize("count", MANY)
 @pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
-def test_no_damage_ends_in_anything_but_an_input_error(tmp_path, kind, count):
-    command = [sys.executable, "mutations.py", kind, "0", str(count), str(tmp_path)]
+def test_no_damage_ends_in_anything_but_an_input_error(tmp_path, kind):
+    command = [sys.executable, "mutations.py", kind, "0", str(CASES), str(tmp_path)]
     paths = [str(ROOT), *sys.path]
     done = subprocess.run(
         command,
@@ -175,13 +167,12 @@ def test_no_damage_ends_in_anything_but_an_input_error(tmp_path, kind, count):
     assert output[-2].startswith("read ")
 
 
-@pytest.mark.parametrize("count", MANY)
-def test_damaged_examples_are_read_alike_by_numpy_and_protobuf(monkeypatch, count):
+def test_damaged_examples_are_read_alike_by_numpy_and_protobuf(monkeypatch):
     types = {"label": "int64", "price": "float32", "user": "bytes", "tags": "list<int64>"}
     columns = {name: ColumnType.parse(text) for name, text in types.items()}
     few = example_columns._FEW
     read_some = 0
-    for seed in range(count):
+    for seed in range(CASES):
         draw = random.Random(seed)
         records = []
         for _ in range(40):

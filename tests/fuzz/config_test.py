@@ -5,6 +5,7 @@ import re
 
 import pytest
 import tiny
+from fuzzing import CASES
 from ml_collections import ConfigDict
 
 from jaxrank import run as jobs
@@ -12,7 +13,6 @@ from jaxrank.config import check, default
 from jaxrank.config_files import load
 from jaxrank.errors import InputError
 
-CASES = 1002
 NONSENSE = ("nan", "inf", "-inf", "abc", "../../etc", "{", "1,2", "1 2", "lambda: 1", "{'a': 1}")
 VALUES = (
     *NONSENSE,
@@ -48,12 +48,11 @@ def overrides(seed):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(2))
 def test_a_config_works_or_is_rejected_in_plain_words(store, tmp_path, part):
     config_file = str(tiny.__file__).replace("tiny.py", "tiny_config.py")
     rejected = 0
-    for seed in range(part, CASES, 6):
+    for seed in range(part, CASES, 2):
         args = [f"--config.data.store={store}", *overrides(seed)]
         try:
             config = load(config_file, args)
@@ -71,4 +70,4 @@ def test_a_config_works_or_is_rejected_in_plain_words(store, tmp_path, part):
             raise AssertionError(f"{args}: {type(error).__name__}: {error}") from error
         else:
             assert not [a for a in args if a.partition("=")[2] in NONSENSE], args
-    assert rejected > CASES / 6 / 2  # most of them are invalid
+    assert rejected > CASES / 2 / 2  # most of them are invalid

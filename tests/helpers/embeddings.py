@@ -47,7 +47,7 @@ def make(
 
 def random_grads(embedding, tables, batch, seed=1):
     rng = np.random.default_rng(seed)
-    shapes, _ = lookup(embedding, tables, batch)
+    shapes, _ = jax.eval_shape(lambda: lookup(embedding, tables, batch))
     return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
 
 

@@ -40,19 +40,16 @@ def set_chunk(monkeypatch, count):
         monkeypatch.setattr(vector_layout, "CHUNK", count)
 
 
+def compiled(embedding, name, function):
+    """Returns `jax.jit(function)`, the same one for each call with this embedding and name."""
+    return _COMPILED.setdefault((id(embedding), name), (embedding, jax.jit(function)))[1]
+
+
 def on_mesh(embedding, function, in_specs, out_specs):
-    found = _COMPILED.setdefault((id(embedding), function.__name__), (embedding, {}))[1]
-    if not found:
-        found["run"] = jax.jit(
-            jax.shard_map(
-                function,
-                mesh=embedding.mesh,
-                in_specs=in_specs,
-                out_specs=out_specs,
-                check_vma=False,
-            )
-        )
-    return found["run"]
+    mapped = jax.shard_map(
+        function, mesh=embedding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return compiled(embedding, function.__name__, mapped)
 
 
 def specs_of(embedding, tables):
@@ -68,7 +65,7 @@ def placed(embedding, tables):
 
 
 def new_tables(embedding, seed=0):
-    return jax.jit(embedding.init)(jax.random.key(seed))
+    return compiled(embedding, "init", embedding.init)(jax.random.key(seed))
 
 
 def rows_of(tables):

@@ -19,6 +19,7 @@ OF_TINY = {
     "experts": {
         "model.multitask": "ple",
         "model.experts": 1,
+        "model.levels": 1,
         "model.expert_mlp_units": (4,),
         "model.norm": "batch",
         "model.dropout": 0.1,

@@ -65,7 +65,7 @@ def multiplied(compiled):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("count", "dim"), [ODD, MANY, *SHAPES[::2]])
+@pytest.mark.parametrize(("count", "dim"), [ODD, MANY, *SHAPES[1::5]])
 def test_rows_are_taken_as_by_xla(count, dim):
     plain, form = RowLayout(dim, 128), CpuRowLayout(dim, 128)
     table, index = floats(700, 128), ids(count, 700)
@@ -78,8 +78,8 @@ def test_rows_are_taken_as_by_xla(count, dim):
 @pytest.mark.parametrize(
     ("count", "dim", "order", "given"),
     [
-        *((*MANY, *way) for way in WAYS),
-        *((*ODD, order, given) for order, given in WAYS if given != "index"),
+        *((*MANY, *way) for way in WAYS[::2]),
+        *((*ODD, *way) for way in WAYS[::5]),
         *((*shape, *way) for shape, way in zip(SHAPES, itertools.cycle(WAYS), strict=False)),
     ],
 )
@@ -107,9 +107,7 @@ def test_vectors_are_added_as_by_xla(count, dim, order, given):
         (1, 1, 16),
         (31, 40, 3),
         (5_000, 1, 1),
-        (5_000, 5_000, 8),
         (5_000, 5_000, 128),
-        (5_000, 1_000_003, 64),
         (100_000, 40, 32),
         (100_000, 1_000_003, 16),
     ],
@@ -143,8 +141,7 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
     [
         ("rowwise_adagrad", "rows", 1, 1, "read", {}),
         ("rowwise_adagrad", "mixed", 4, 2, "read", {"lr_multipliers": {"ta": 0.25, "tc": 4.0}}),
-        ("rowwise_adagrad", "rows", 1, 1, "read", {"l2": 0.01}),
-        ("rowwise_adagrad", "rows", 1, 1, "read", {"clip_norm": 0.01}),
+        ("rowwise_adagrad", "rows", 1, 1, "read", {"l2": 0.01, "clip_norm": 0.01}),
         ("adagrad", "mixed", 1, 1, "read", {"l2": 0.01}),
         ("sgd", "mixed", 1, 1, "table", {"l2": 0.01}),
     ],
@@ -343,8 +340,7 @@ def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
 
 
 @needs_layers
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("examples", [100, 5_000])
+@pytest.mark.parametrize(("examples", "precision"), zip([100, 5_000], PRECISIONS, strict=True))
 def test_a_product_of_several_is_that_product_alone(examples, precision):
     """The factors are on one device, or on one device each."""
     given = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)

@@ -53,20 +53,25 @@ def on_host(job, state):
     return host._replace(tables=tables, average=average, scratch={})
 
 
-@pytest.mark.parametrize("placement", list(PLACEMENTS))
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [((8, 1), (1, 1)), ((1, 1), (8, 1)), ((4, 1), (8, 2)), ((8, 4), (4, 1))],
-    ids=["8 to 1", "1 to 8", "4 to 8 in 2 replicas", "8 in 4 replicas to 4"],
+    ("placement", "before", "after"),
+    [
+        ("rows", (8, 1), (1, 1)),
+        ("replicated", (8, 4), (4, 1)),
+        ("one of each", (1, 1), (8, 1)),
+        ("one of each", (4, 1), (8, 2)),
+        ("auto", (8, 1), (1, 1)),
+        ("auto", (8, 4), (4, 1)),
+    ],
 )
 def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before, after):
     c, job = built(store, tmp_path, placement, *before)
     rng = np.random.default_rng(0)
 
-    def random(x):
-        return jax.device_put(np.asarray(rng.normal(size=x.shape) * 9, x.dtype), x.sharding)
+    def random(x, sharding):
+        return jax.device_put(np.asarray(rng.normal(size=x.shape) * 9, x.dtype), sharding)
 
-    state = jax.tree.map(random, job.program.init())
+    state = jax.tree.map(random, job.program.state_shape, job.program.state_sharding)
     job.save(16, state, None)
     files.save(tmp_path, c, job.schema, job.hot)
     job.checkpoints.close()
