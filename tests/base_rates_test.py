@@ -22,6 +22,8 @@ from jaxrank.errors import InputError
 from jaxrank.features import Task
 from jaxrank.run import build
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def log_odds(positives, negatives):
     return math.log(positives + 0.5) - math.log(negatives + 0.5)

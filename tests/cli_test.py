@@ -19,6 +19,9 @@ from jaxrank.errors import InputError
 from jaxrank.metrics.registry import METRICS
 
 VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench", "report", "compare")
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench")
 
 
 def jaxrank_process(*args, **settings):

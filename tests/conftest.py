@@ -12,6 +12,7 @@ import pytest
 import quick_compile
 import tiny
 from checkout import ROOT
+from sharing import share_programs
 from variants import Variants
 
 from jaxrank.data.prepare.passes import prepare
@@ -75,6 +76,17 @@ def tiny_store(tmp_path_factory):
 def variants(tiny_store, tmp_path_factory):
     """Uninterrupted runs of every kind. Tests must not change them."""
     return Variants(tmp_path_factory.mktemp("variants"), tiny_store)
+
+
+@pytest.fixture(scope="module")
+def _programs():
+    return {}
+
+
+@pytest.fixture
+def shared_programs(_programs, monkeypatch):
+    """Lets equal runs of a module share their programs. Not for tests that change programs."""
+    share_programs(monkeypatch, _programs)
 
 
 @pytest.fixture(autouse=True, scope="module")

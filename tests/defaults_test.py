@@ -14,6 +14,8 @@ from jaxrank.features import Categorical, Ragged, Schema, Table, Task
 from jaxrank.run import build
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 MACHINE = "factorization_machine"
 
 

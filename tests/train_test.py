@@ -33,6 +33,8 @@ from jaxrank.workdir import data
 from jaxrank.workdir.files import is_finished
 from jaxrank.workdir.lock import locked
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def locate(c, workdir):
     return data.locate(c.data, c.features, c.source, workdir)

@@ -31,6 +31,8 @@ from jaxrank.telemetry.profiler import Profile
 from jaxrank.train import train
 from jaxrank.workdir.lock import locked
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

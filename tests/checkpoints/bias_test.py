@@ -18,6 +18,8 @@ from jaxrank.train import train
 from jaxrank.warm_start import start as warm_start
 from jaxrank.workdir import files
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):

@@ -59,6 +59,7 @@ def scaled(tmp_path_factory):
     """Compiles for two slices. Returns the JSON, the text and the picture."""
     picture = tmp_path_factory.mktemp("scaling") / "scaling.png"
     args = (*WHOLE, *ROWS, "--config.model.mlp_units=(2048,2048)", "--config.batch_size=512")
+    args += ("--config.data.shards=32",)
     args += ("--topology=v3-32,v3-8", "--scaling=weak", f"--picture={picture}")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -15,6 +15,8 @@ from jaxrank.evaluation import baseline, report
 from jaxrank.features import PAD, Schema, Task
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def dense_features(split):
     """Every feature of `tiny.config()` as plain columns, and the labels; an example at a time."""

@@ -22,6 +22,8 @@ from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def store(variants):

@@ -26,6 +26,8 @@ from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def test_predictions_are_in_stored_order_with_kept_columns_and_labels(run, predictions):
     workdir, _ = run

@@ -17,6 +17,8 @@ from jaxrank.evaluation import follow as follows
 from jaxrank.evaluation.follow import follow
 from jaxrank.export.write import export
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def whole(store, tmp_path_factory):

@@ -16,6 +16,8 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate, report, slices
 from jaxrank.features import Task
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def test_each_value_has_the_metrics_of_its_examples(run, predictions):
     found = evaluate.evaluate(str(run[0]), by="c1")

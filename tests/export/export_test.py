@@ -30,6 +30,8 @@ from jaxrank.export import write as exports
 from jaxrank.export.write import export
 from jaxrank.step import weights_of
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 TABLES = ("user", "item", "pair", "tags", "code", "number", "age")
 WITH_VALUES = ("user", "item", "pair", "tags")
 

@@ -10,6 +10,8 @@ from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.run import build
 from jaxrank.step import trained, weights_of
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 DECAY = 0.9
 
 

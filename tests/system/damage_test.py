@@ -17,6 +17,8 @@ from jaxrank.evaluation import evaluate
 from jaxrank.run import build
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def whole(store, tmp_path_factory):
@@ -90,16 +92,9 @@ def check(whole, folder, kind, seed):
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-@pytest.mark.parametrize("seed", range(2))
-def test_damage_is_seen_or_changes_nothing(whole, tmp_path, kind, seed):
-    check(whole, tmp_path, kind, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_no_damage_gives_another_model(whole, tmp_path, kind):
-    seen = [check(whole, tmp_path / f"{seed}", kind, seed) for seed in range(100, 125)]
-    assert sum(seen) > 2  # of some files nothing depends
+def test_damage_is_seen_or_changes_nothing(whole, tmp_path, kind):
+    seen = [check(whole, tmp_path / f"{seed}", kind, seed) for seed in range(100, 110)]
+    assert sum(seen) > 1  # of some files nothing depends
 
 
 def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):

@@ -3,12 +3,15 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import tiny
 
 from jaxrank.config_files import to_plain
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.evaluation import evaluate
 from jaxrank.train import train
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def write_parquet(path, rows, seed):

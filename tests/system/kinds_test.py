@@ -30,6 +30,8 @@ from jaxrank.metrics import sums
 from jaxrank.metrics.registry import METRICS
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def store(variants):

@@ -80,6 +80,7 @@ def test_a_run_that_resumes_equals_the_unbroken_one(variants, tmp_path, programs
         assert program.train._cache_size() == program.predictor.predict._cache_size() == 1
 
 
+@pytest.mark.usefixtures("shared_programs")
 def test_a_run_of_fewer_steps_resumes_with_more(variants, tmp_path):
     train(variants.config("plain", num_steps=8), tmp_path, report=nothing)
     c = variants.config("plain")
@@ -87,6 +88,7 @@ def test_a_run_of_fewer_steps_resumes_with_more(variants, tmp_path):
     assert_same_run(tmp_path, variants.unbroken("plain")[0])
 
 
+@pytest.mark.usefixtures("shared_programs")
 def test_a_run_resumes_from_a_checkpoint_that_was_saved_by_time(variants, tmp_path):
     def stop(text):
         if text.startswith("step 8:"):  # before the first checkpoint by steps
@@ -100,6 +102,7 @@ def test_a_run_resumes_from_a_checkpoint_that_was_saved_by_time(variants, tmp_pa
     assert_same_run(tmp_path, variants.unbroken("plain")[0])
 
 
+@pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_resumes(variants, tmp_path, number):
     before, told = signal.getsignal(number), []
@@ -121,6 +124,7 @@ def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_resumes(variants, 
     assert_same_run(tmp_path, variants.unbroken("plain")[0])
 
 
+@pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("executions", [2, 4])
 def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
     variants, tmp_path, monkeypatch, executions

@@ -7,6 +7,8 @@ from runs import final_state, records, run
 from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.step import LOG_VARIANCES
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def learned(variants):

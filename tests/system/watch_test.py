@@ -16,6 +16,8 @@ from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 PUT = meshes.put_batch
 
 

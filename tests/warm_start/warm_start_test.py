@@ -27,6 +27,8 @@ from jaxrank.step import averaged, trained, weights_of
 from jaxrank.train import train
 from jaxrank.warm_start import start as warm_start
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def started(old, config, workdir, lines=None):
     """Starts a run from the run in `old`, and returns it with its first state."""

@@ -25,6 +25,8 @@ from jaxrank.train import train
 from jaxrank.workdir import files as workdir
 from jaxrank.workdir import lock
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 CONFIG = f"--config={tiny_config.__file__}"
 
 

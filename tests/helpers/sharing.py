@@ -1,0 +1,58 @@
+"""Lets equal runs share their programs, because most of a small run's time is their compilation."""
+
+import json
+
+from jaxrank import run
+from jaxrank.config_files import to_plain
+from jaxrank.evaluation import evaluate
+
+# Fields that the programs of a step depend on, besides the arguments of `make_step_spec`.
+_OF_STEP = (
+    *("batch_size", "ema_decay", "seed", "task_weighting", "task_weights"),
+    *("embedding", "model", "optim"),
+)
+
+
+def _key(config, layout, mesh, room, **more):
+    fields = {name: config[name] for name in _OF_STEP}
+    plain = {k: to_plain(v) if hasattr(v, "to_dict") else v for k, v in fields.items()}
+    plain["on_nonfinite"] = config.watch.on_nonfinite
+    text = json.dumps(plain | more, sort_keys=True, default=str)
+    return text, layout, mesh, tuple(sorted(room.items()))
+
+
+def share_programs(patch, programs):
+    """Makes `run.build` and `evaluate` return programs of `programs`, and adds new ones to it.
+
+    Args:
+        patch: `pytest.MonkeyPatch`.
+        programs: {key: program or what it is made of}, empty at first.
+    """
+    make_step_spec, make_program, make_predictor = (
+        run.make_step_spec, run.CompiledSteps, evaluate.make_predictor
+    )  # fmt: skip
+
+    def step_spec(config, layout, mesh, *, num_steps, room):
+        rates = config.optim.dense, config.optim.tables
+        # Constant rates do not depend on the number of steps.
+        length = num_steps if any(part.decay != "constant" for part in rates) else 0
+        key = "step", *_key(config, layout, mesh, room, length=length)
+        if key not in programs:
+            programs[key] = make_step_spec(config, layout, mesh, num_steps=num_steps, room=room)
+        return programs[key]
+
+    def program(step_spec, mesh, shape):
+        key = "program", id(step_spec), mesh, repr(shape)
+        if key not in programs:
+            programs[key] = step_spec, make_program(step_spec, mesh, shape)
+        return programs[key][1]
+
+    def predictor(config, layout, mesh, *, room):
+        key = "predictor", *_key(config, layout, mesh, room)
+        if key not in programs:
+            programs[key] = make_predictor(config, layout, mesh, room=room)
+        return programs[key]
+
+    patch.setattr(run, "make_step_spec", step_spec)
+    patch.setattr(run, "CompiledSteps", program)
+    patch.setattr(evaluate, "make_predictor", predictor)
