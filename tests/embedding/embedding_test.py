@@ -297,7 +297,7 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
         ("mixed", "ftrl", 4, 2, 0.1, "cpu"),
         ("hot", "rowwise_adagrad", 8, 2, 0.05, "cpu"),
         ("dealt", "sgd", 8, 1, 0.05, "cpu"),
-        ("hot", "adagrad", 1, 1, 1.0, "tpu"),
+        ("hot", "adagrad", 4, 1, 0.5, "tpu"),
         ("hot", "rowwise_adagrad", 8, 2, 0.05, "tpu"),
         ("mixed", "ftrl", 4, 2, 0.1, "gpu"),
     ],
