@@ -188,6 +188,16 @@ def test_a_dense_update_is_found_by_the_search_for_large_arrays():
     assert checks.large_results(step.as_text(), share)
 
 
+def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
+    sent = {}
+    for target in ("v3-8", "v3-32"):
+        step, _ = compiled_step(target, batch=64)
+        sent[target] = checks.collective_bytes(step.as_text())
+    assert set(sent["v3-8"]) == {"all-to-all", "all-reduce"}
+    for kind in ("all-to-all", "all-reduce"):
+        assert 0.9 < sent["v3-32"][kind] / sent["v3-8"][kind] < 1.2
+
+
 def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
     text = compiled_step("v5e-8", row_optimizer="lazy_adam", replicas=2)[0].as_text()
     assert {one.opcode for one in instructions_of(text) if "all-to-all" in one.opcode} == {
