@@ -18,10 +18,8 @@ from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.metrics.registry import METRICS
 
-VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench", "report", "compare")
 pytestmark = pytest.mark.usefixtures("shared_programs")
-
-VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench")
+VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench", "report", "compare")
 
 
 def jaxrank_process(*args, **settings):
