@@ -12,7 +12,7 @@ import pytest
 import tiny
 from runs import nothing, records, without_speed
 
-KILLS = 6
+KILLS = 4
 
 
 def _train(store, workdir, told):
@@ -29,9 +29,9 @@ def _train(store, workdir, told):
 
     ShutdownSignal.asked = asked
 
-    c = tiny.config(num_steps=240, log_every_steps=2, ema_decay=0.9)
+    c = tiny.config(num_steps=120, log_every_steps=2, ema_decay=0.9)
     c.data.store = store
-    c.eval.every_steps = 40
+    c.eval.every_steps = 20
     c.checkpoint.every_steps = 4
 
     train(c, workdir, report=nothing, quiet=True)
