@@ -190,7 +190,8 @@ class Dense(LearningRate):
         0.0,
         at_least=0,
         help="weight_decay * weight is added to the gradient; adamw instead subtracts"
-        " learning_rate * weight_decay * weight from the weight",
+        " learning_rate * weight_decay * weight from the weight; 0: none, or with the factorization"
+        " machine the prior of numbers",
     )
     lr_multipliers: Mapping[str, float] = field(
         {},

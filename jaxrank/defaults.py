@@ -6,6 +6,7 @@ its optimum. On more data it is the ranker, as it overfits rare ids on less. The
 the data alone, not on devices, and is in the config that a run saves.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from ml_collections import ConfigDict
 from jaxrank.config import default
 from jaxrank.config_files import to_plain
 from jaxrank.data.statistics import effects
+from jaxrank.data.statistics.effects import Prior
 from jaxrank.data.store.split import Split
 from jaxrank.features import Schema
 from jaxrank.models.registry import FACTORIZATION_MACHINE, RANKER
@@ -25,8 +27,10 @@ MAX_SMALL = 1_000_000  # examples
 _ESTIMATED_FROM = 300_000  # examples
 _STEPS_PER_EPOCH = 100  # from which on batches grow with the data
 _BATCHES = 256, 4096
+_STEPS = 480  # of a factorization machine, within its range of epochs
+_EPOCHS = 6, 24
 _FACTORS = 8
-_CROSSES = 0.1  # variance of all products of pairs, relative to that of all single effects
+_CROSSES = 0.05  # variance of all products of pairs, relative to that of all single effects
 
 # Open fields beside the model and the length: {path: automatic value}.
 _OPEN: Mapping[str, Any] = {
@@ -35,6 +39,7 @@ _OPEN: Mapping[str, Any] = {
     "optim.dense.base_learning_rate": 0.0,
     "optim.dense.base_batch": 0,
     "optim.dense.decay": "",
+    "optim.dense.weight_decay": 0.0,
     "optim.tables.base_learning_rate": 0.0,
     "optim.tables.base_batch": 0,
     "optim.tables.decay": "",
@@ -46,7 +51,7 @@ class Data(NamedTuple):
 
     positives: number of labels above 0 by task; empty if not counted.
     distinct_ids: number over all features; 0 if not counted.
-    deviations: returns the deviation of the effects of each feature; None: no labels are available.
+    prior: returns the deviations of the effects of features; None: no labels are available.
     in_order: whether days are trained in order, so that later labels are not known at the start.
     """
 
@@ -54,7 +59,7 @@ class Data(NamedTuple):
     schema: Schema
     positives: Mapping[str, int]
     distinct_ids: int
-    deviations: Callable[[], dict[str, float]] | None
+    prior: Callable[[], Prior] | None
     in_order: bool
 
 
@@ -67,14 +72,15 @@ def data_of(split: Split, schema: Schema, order: str) -> Data:
         order: the field of `config.data`.
     """
 
-    def deviations() -> dict[str, float]:
-        estimated: dict[str, float] = {}
+    def prior() -> Prior:
+        estimated = Prior({}, 1.0)
         with processes.together():
             if processes.is_first():
                 stride = -(-split.rows // _ESTIMATED_FROM)
                 blocks = map(split.read_block, range(0, len(split.block_rows), stride))
-                estimated = effects.deviations(blocks, schema)
-        return processes.from_first({name: _rounded(d) for name, d in estimated.items()})
+                estimated = effects.prior(blocks, schema)
+        ids = {name: _rounded(deviation) for name, deviation in estimated.ids.items()}
+        return Prior(*processes.from_first([ids, _rounded(estimated.numbers)]))
 
     statistics = (
         split.statistics if split.has_statistics else {"tasks": {}, "categorical": {}, "ragged": {}}
@@ -85,7 +91,7 @@ def data_of(split: Split, schema: Schema, order: str) -> Data:
         schema=schema,
         positives={name: task["positives"] for name, task in statistics["tasks"].items()},
         distinct_ids=sum(feature["distinct"] for feature in features),
-        deviations=deviations,
+        prior=functools.cache(prior),
         in_order=order == "days",
     )
 
@@ -130,8 +136,11 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
             if not config.model.scales:
                 config.model.scales = older.model.scales
             config.model.cross_scale = config.model.cross_scale or older.model.cross_scale
+        is_same = config.model.name == older.model.get("name")
         for path, automatic in _OPEN.items():
-            if _get(config, path) == automatic:
+            # The prior of one model does not suit another.
+            suits = is_same or path != "optim.dense.weight_decay"
+            if suits and _get(config, path) == automatic:
                 _set(config, path, _get(older, path))
         if not config.optim.tables.name:
             config.optim.tables.name = older.optim.tables.name
@@ -165,8 +174,8 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
     if not config.embedding.dim:
         config.embedding.dim = len(data.schema.tasks) + _FACTORS
         reasons["embedding.dim"] = f"a weight for each task and {_FACTORS} factors"
-    if not config.model.scales and data.deviations is not None:
-        config.model.scales = ConfigDict(data.deviations())
+    if not config.model.scales and data.prior is not None:
+        config.model.scales = ConfigDict(data.prior().ids)
         reasons["model.scales"] = "deviations of the effects of ids, estimated from the labels"
     if not config.model.cross_scale:
         factors = config.embedding.dim - len(data.schema.tasks)
@@ -194,9 +203,10 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
         config.batch_size = -(-size // config.data.shards) * config.data.shards
         reasons["batch_size"] = f"about {_STEPS_PER_EPOCH} steps per epoch, from {low} to {high}"
     if not config.num_steps and not config.num_epochs:
-        config.num_epochs = 6.0 if is_machine else 1.0
+        epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), _EPOCHS[0]), _EPOCHS[1])
+        config.num_epochs = float(epochs) if is_machine else 1.0
         reasons["num_epochs"] = (
-            "close to the optimum, which the prior keeps from overfitting"
+            f"about {_STEPS} steps, from {_EPOCHS[0]} to {_EPOCHS[1]} epochs, come close to the optimum"
             if is_machine
             else "networks overfit rare ids from the second epoch on"
         )
@@ -211,6 +221,11 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
             if is_penalised
             else "one accumulator per row"
         )
+    dense = config.optim.dense
+    if is_machine and not dense.weight_decay and dense.name != "adamw" and data.prior is not None:
+        variance = data.prior().numbers ** 2
+        dense.weight_decay = _rounded(1 / (variance * max(data.rows, 1)))
+        reasons["optim.dense.weight_decay"] = "1 / (variance of the effects of numbers * examples)"
     rates = (0.02, 0.5) if tables.name == "proximal_adagrad" else (0.001, 0.05)
     for name, rate in zip(("dense", "tables"), rates, strict=True):
         section, path = config.optim[name], f"optim.{name}"

@@ -10,6 +10,7 @@ from runs import nothing, on_store
 from jaxrank import defaults
 from jaxrank.config import default
 from jaxrank.config_files import from_plain, to_plain
+from jaxrank.data.statistics.effects import Prior
 from jaxrank.features import Categorical, Ragged, Schema, Table, Task
 from jaxrank.run import build
 from jaxrank.train import train
@@ -34,7 +35,7 @@ def data(**changes):
         schema=SCHEMA,
         positives={"click": 900},
         distinct_ids=300,
-        deviations=lambda: {"c0": 0.5, "c1": 0.2, "l0": 0.1, "l1": 0.1},
+        prior=lambda: Prior({"c0": 0.5, "c1": 0.2, "l0": 0.1, "l1": 0.1}, 0.2),
         in_order=False,
     )
     return known._replace(**changes)
@@ -47,7 +48,8 @@ def chosen(config=None, **changes):
 @pytest.mark.parametrize(
     ("rows", "batch_size", "model", "epochs"),
     [
-        (5_000, 256, MACHINE, 6.0),
+        (5_000, 256, MACHINE, 24.0),
+        (10_000, 256, MACHINE, 12.0),
         (40_000, 512, MACHINE, 6.0),
         (1_000_000, 4096, MACHINE, 6.0),
         (1_000_001, 4096, "ranker", 1.0),
@@ -58,10 +60,12 @@ def test_model_batch_size_and_epochs_follow_from_the_rows(rows, batch_size, mode
     c = chosen(rows=rows)
     assert (c.batch_size, c.model.name, c.num_epochs) == (batch_size, model, epochs)
     if model == MACHINE:
-        assert to_plain(c.model.scales) == data().deviations()
+        assert to_plain(c.model.scales) == data().prior().ids
         assert c.optim.tables.settings.l2 == pytest.approx(1 / rows, rel=1e-3)
+        assert c.optim.dense.weight_decay == pytest.approx(25 / rows, rel=1e-3)
         assert (c.optim.tables.name, c.embedding.dim) == ("proximal_adagrad", 10)
     else:
+        assert c.optim.dense.weight_decay == 0
         assert (c.optim.tables.name, c.embedding.dim) == ("rowwise_adagrad", 16)
         assert (c.optim.tables.base_learning_rate, c.optim.dense.base_learning_rate) == (
             0.05,
@@ -80,6 +84,7 @@ def test_model_batch_size_and_epochs_follow_from_the_rows(rows, batch_size, mode
         ("model.mlp_units", (8,)),
         ("model.name", "ranker"),
         ("optim.dense.base_learning_rate", 0.3),
+        ("optim.dense.weight_decay", 0.3),
         ("optim.tables.base_learning_rate", 0.3),
         ("optim.tables.base_batch", 128),
         ("optim.tables.decay", "cosine"),
@@ -157,3 +162,4 @@ def test_open_fields_take_the_values_of_an_older_run():
     inherited = defaults.inherit(c, older)
     assert inherited.model.name == "ranker"
     assert to_plain(inherited.optim.tables.settings) == {"eps": 1e-3}
+    assert (inherited.optim.dense.weight_decay, older.optim.dense.weight_decay) == (0, 6.25e-4)

@@ -22,9 +22,11 @@ class FactorizationMachine(nn.Module):
 
         logit = bias + sum_i s_i w_i x_i + cross_scale * sum_{i<j} <s_i u_i x_i, s_j u_j x_j>
 
-    Each task has its own weights of the coordinates of the products (`mix`). A sequence counts as
+    Each task has its own weights 1 + `mix` of the coordinates of the products. A sequence counts as
     the mean of its vectors. With `optim.tables.settings.l2` of "proximal_adagrad" at 1 / examples,
     rows have a standard normal prior, and s is the prior standard deviation of a feature's effects.
+    Weights and factors of numbers have one by `optim.dense.weight_decay`, 1 / (variance *
+    examples). Without it the products of numbers and rare ids overfit.
 
     References:
         Rendle, Factorization Machines, ICDM 2010.
@@ -64,9 +66,9 @@ class FactorizationMachine(nn.Module):
             total = total + product(numbers, kernel, "highest")
             squares = squares + product(jnp.square(numbers), jnp.square(kernel), "highest")
         shape = factors.shape[2], self.tasks
-        mix = self.param("mix", nn.initializers.ones, shape, dtype)
+        mix = self.param("mix", nn.initializers.zeros, shape, dtype)
         pairs = (jnp.square(total) - squares) / 2
-        return logits + self.cross_scale * product(pairs, mix, "highest")
+        return logits + self.cross_scale * product(pairs, 1 + mix, "highest")
 
     def input_axes(self, inputs: Inputs) -> Mapping[str, Reading]:
         """Returns how each array depends on the features; see `Model`."""

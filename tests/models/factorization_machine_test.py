@@ -54,7 +54,7 @@ def test_logits_are_weights_and_products_of_all_pairs():
         factors += [x * u for x, u in zip(numbers, params["factors"], strict=True)]
         pairs = sum(a * b for a, b in itertools.combinations(factors, 2))
         expected = params["bias"] + sum(part[:TASKS] for part in parts)
-        expected = expected + numbers @ params["linear"] + 0.3 * pairs @ params["mix"]
+        expected = expected + numbers @ params["linear"] + 0.3 * pairs @ (1 + params["mix"])
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-5)
 
 

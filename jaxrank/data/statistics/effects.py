@@ -1,4 +1,4 @@
-"""Variance of the effects of ids on labels beyond chance, the prior of a penalised model."""
+"""Variance of the effects of features on labels beyond chance, the prior of a penalised model."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -10,9 +10,12 @@ from jaxrank.features import Schema
 
 # Variance for features whose ids differ by no more than chance. Of correlated features, such as the
 # site and the app of an ad, the first one explains everything, but the others need some variance
-# too.
-MIN_VARIANCE = 0.01
-_MIN_FRACTION = 0.4  # of the mean variance
+# too. Where no feature explains anything, the model stays close to the constant.
+MIN_VARIANCE = 0.0005
+_MIN_FRACTION = 0.7  # of the mean variance
+# Numbers are few, so their effects need little shrinkage. More variance than this would let the
+# products of numbers and rare ids overfit.
+_MAX_VARIANCE_OF_NUMBERS = 0.1
 _STANDARD_ERRORS = 2.0  # required distance of a variance from chance
 _MAX_LOG_ODDS = 15.0
 
@@ -25,7 +28,18 @@ class _Feature(NamedTuple):
     factor: np.ndarray
 
 
-def deviations(blocks: Iterable[Examples], schema: Schema) -> dict[str, float]:
+class Prior(NamedTuple):
+    """Standard deviations of effects on the log-odds.
+
+    ids: {feature of ids or lists: deviation of the effects of its ids}.
+    numbers: deviation of the effects of standardised numbers.
+    """
+
+    ids: dict[str, float]
+    numbers: float
+
+
+def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     """Estimates the standard deviation of the effects of the ids of each feature on the log-odds.
 
     Features are processed one by one, those with few ids first. The scores S_j = sum x (y - p) of
@@ -33,9 +47,7 @@ def deviations(blocks: Iterable[Examples], schema: Schema) -> dict[str, float]:
     of sum S_j^2 / V_j is k by chance, plus variance * sum V_j where effects differ (method of
     moments). Two standard errors are subtracted. The shrunken effects S_j / (V_j + 1 / variance)
     are included in p for the following features, so that redundant features do not count twice.
-
-    Returns:
-        {feature of ids or lists: root of the mean variance over the binary tasks}.
+    Variances are means over the binary tasks. That of numbers is at least the mean over features.
 
     References:
         DerSimonian and Laird, Meta-analysis in clinical trials, 1986.
@@ -47,7 +59,11 @@ def deviations(blocks: Iterable[Examples], schema: Schema) -> dict[str, float]:
     by_task = [_variances(features, labels[:, i]) for i in binary]
     means = {name: _mean([variances[name] for variances in by_task]) for name in features}
     least = max(MIN_VARIANCE, _MIN_FRACTION * _mean(list(means.values())))
-    return {name: max(mean, least) ** 0.5 for name, mean in means.items()}
+    variances = {name: max(mean, least) for name, mean in means.items()}
+    dense = np.concatenate([block.dense for block in parts])
+    numbers = _mean([_variance_of_numbers(dense, labels[:, i]) for i in binary])
+    numbers = max(min(numbers, _MAX_VARIANCE_OF_NUMBERS), _mean(list(variances.values())))
+    return Prior({name: v**0.5 for name, v in variances.items()}, max(numbers, MIN_VARIANCE) ** 0.5)
 
 
 def _mean(numbers: list[float]) -> float:
@@ -89,6 +105,20 @@ def _variances(features: Mapping[str, _Feature], labels: np.ndarray) -> dict[str
             effects = score / (variance + 1 / variances[name])
             log_odds += np.bincount(example, factor * effects[index], len(labels))
     return variances
+
+
+def _variance_of_numbers(dense: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the variance of the effects of numbers f32[n, k], per deviation, on a task."""
+    known = ~np.isnan(labels)
+    mean = labels[known].mean() if known.any() else 0.0
+    if not 0 < mean < 1 or not dense.shape[1]:
+        return 0.0
+    x = dense[known].astype(np.float64)
+    x = (x - x.mean(axis=0))[:, x.std(axis=0) > 0]
+    score = (x / x.std(axis=0)).T @ (labels[known] - mean)
+    information, k = len(x) * mean * (1 - mean), x.shape[1]
+    above = (score**2).sum() / information - k - _STANDARD_ERRORS * (2 * k) ** 0.5
+    return float(max(above, 0) / (max(k, 1) * information))
 
 
 def _probabilities(log_odds: np.ndarray, labels: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -8,10 +8,14 @@ from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
 ROWS = 40_000
 
 
-def block(ids, labels, lists=None):
+def deviations(blocks, schema):
+    return effects.prior(blocks, schema).ids
+
+
+def block(ids, labels, lists=None, dense=None):
     lengths, values = lists or (np.zeros((len(ids), 0), np.int32), np.zeros(0, np.int32))
     return Examples(
-        dense=np.zeros((len(ids), 0), np.float32),
+        dense=np.zeros((len(ids), 0), np.float32) if dense is None else dense,
         ids=ids.astype(np.int32),
         list_lengths=lengths,
         list_values=values,
@@ -43,36 +47,36 @@ def drawn():
 def test_deviations_are_those_of_the_planted_effects(drawn, monkeypatch):
     ids, labels = drawn
     parts = [block(ids[:5000], labels[:5000, None]), block(ids[5000:], labels[5000:, None])]
-    with_least = effects.deviations(parts, schema("abc"))
+    with_least = deviations(parts, schema("abc"))
     monkeypatch.setattr(effects, "_MIN_FRACTION", 0.0)
-    found = effects.deviations(parts, schema("abc"))
+    found = deviations(parts, schema("abc"))
     assert found["a"] == pytest.approx(1.0, rel=0.25)
     assert found["b"] == pytest.approx(0.3, rel=0.25)
-    assert found["c"] == 0.1
+    assert found["c"] == effects.MIN_VARIANCE**0.5
     mean = (found["a"] ** 2 + found["b"] ** 2) / 3
-    assert with_least["c"] == pytest.approx((0.4 * mean) ** 0.5)
+    assert with_least["c"] == pytest.approx((0.7 * mean) ** 0.5)
 
 
 def test_a_feature_that_says_what_another_says_has_the_least(drawn):
     ids, labels = drawn
-    twice = effects.deviations([block(ids[:, [0, 0]], labels[:, None])], schema("ab"))
-    assert twice["a"] > 2 * twice["b"]
+    twice = deviations([block(ids[:, [0, 0]], labels[:, None])], schema("ab"))
+    assert twice["a"] > 1.5 * twice["b"]
 
 
 def test_lists_unknown_labels_and_missing_ids_are_counted_as_they_are(drawn):
     ids, labels = drawn
     lengths = np.ones((ROWS, 1), np.int32)
-    as_list = effects.deviations(
+    as_list = deviations(
         [block(ids[:, :0], labels[:, None], (lengths, ids[:, 0].astype(np.int32)))],
         schema("", "l"),
     )
-    as_id = effects.deviations([block(ids[:, :1], labels[:, None])], schema("a"))
+    as_id = deviations([block(ids[:, :1], labels[:, None])], schema("a"))
     assert as_list["l"] == pytest.approx(as_id["a"])
     more = np.concatenate([ids[:, :1], np.full((100, 1), PAD), ids[:100, :1]])
     unknown = np.concatenate([labels, np.zeros(100), np.full(100, np.nan)])
     kept = np.concatenate([labels, np.full(200, np.nan)])
     with_unknown, without = (
-        effects.deviations([block(more, y[:, None])], schema("a")) for y in (unknown, kept)
+        deviations([block(more, y[:, None])], schema("a")) for y in (unknown, kept)
     )
     assert without["a"] == pytest.approx(as_id["a"])
     assert with_unknown["a"] == pytest.approx(as_id["a"], rel=0.01)
@@ -81,6 +85,22 @@ def test_lists_unknown_labels_and_missing_ids_are_counted_as_they_are(drawn):
 def test_labels_that_are_all_equal_give_the_least_deviation(drawn):
     ids, labels = drawn
     both = np.stack([labels, np.ones(ROWS)], axis=1)
-    found = effects.deviations([block(ids, both)], schema("abc", tasks=("click", "buy")))
+    found = deviations([block(ids, both)], schema("abc", tasks=("click", "buy")))
     assert found["a"] == pytest.approx(0.5**0.5, rel=0.25)  # the mean variance over the tasks
-    assert set(effects.deviations([block(ids, both[:, 1:])], schema("abc")).values()) == {0.1}
+    assert set(deviations([block(ids, both[:, 1:])], schema("abc")).values()) == {
+        effects.MIN_VARIANCE**0.5
+    }
+
+
+@pytest.mark.parametrize(
+    ("effect", "scale", "deviation"),
+    [(0.2, 1.0, 0.2), (0.2, 1000.0, 0.2), (2.0, 1.0, 0.1**0.5), (0.0, 1.0, 0.0005**0.5)],
+)
+def test_the_variance_of_numbers_is_that_per_deviation_within_limits(effect, scale, deviation):
+    rng = np.random.default_rng(0)
+    dense = rng.normal(5, 1, (ROWS, 2))
+    labels = rng.random(ROWS) < 1 / (1 + np.exp(1 - effect * (dense - 5).sum(axis=1)))
+    dense = np.concatenate([scale * dense, np.ones((ROWS, 1))], axis=1).astype(np.float32)
+    ids = np.zeros((ROWS, 0))
+    estimated = effects.prior([block(ids, labels[:, None], dense=dense)], schema(""))
+    assert estimated == ({}, pytest.approx(deviation, rel=0.15))
