@@ -474,6 +474,37 @@ class Config:
                 )
 
 
+class _ModelSection(ConfigDict):
+    """The section `model`, whose fields follow from its name.
+
+    A name of another registered model replaces the fields at the defaults of the model before it.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        names = [name or RANKER for name in (self.get("name"), value) if isinstance(name, str)]
+        if key == "name" and len(names) == 2 and names[0] != names[1] and set(names) <= {*MODELS}:
+            before, fields = (_defaults(MODELS[name]) for name in names)
+            with self.unlocked():
+                for name in {*before} - {*fields}:
+                    if self.get(name) == before[name]:
+                        del self[name]
+                for name in {*fields} - {*self}:
+                    super().__setitem__(name, fields[name])
+            for name in fields:
+                if f"model.{name}" in NAMED_FIELDS:
+                    self[name].unlock()  # it accepts fields of any name
+        super().__setitem__(key, value)
+
+
+class _Root(ConfigDict):
+    """A config whose section `model` may be assigned as a whole."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "model" and type(value) is ConfigDict:
+            value = _ModelSection(value)
+        super().__setitem__(key, value)
+
+
 def default(model: str = "") -> ConfigDict:
     """Returns a config with all fields. `source` and `features` must be filled in.
 
@@ -485,14 +516,14 @@ def default(model: str = "") -> ConfigDict:
     Raises:
         InputError: no model has that name.
     """
-    config = _defaults(Config)
+    config = _Root(_defaults(Config))
     config.source = ConfigDict()
     features = {f.name: default_of(f) for f in dataclasses.fields(FeatureSpec)}
     config.features = ConfigDict(
         {k: v if isinstance(v, str | bool) else [] for k, v in features.items()},
         type_safe=False,  # a text may replace a list with one entry
     )
-    config.model = _defaults(MODELS[RANKER if model == "" else model])
+    config.model = _ModelSection(_defaults(MODELS[RANKER if model == "" else model]))
     config.model.name = model
     config.lock()
     for path in ("source", *NAMED_FIELDS):

@@ -141,11 +141,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
             be set.
     """
     loaded = _loaded(path)
-    left = list(overrides)
+    left, joined = list(overrides), []
     while left:
         override = left.pop(0)
         if "=" not in override and left and not left[0].startswith("--config."):
             override += f"={left.pop(0)}"
+        joined.append(override)
+    # The name of the model decides on its other fields.
+    for override in sorted(joined, key=lambda text: not text.startswith("--config.model.name=")):
         loaded = _override(loaded, override)
     try:
         sections(loaded)

@@ -206,7 +206,7 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
         epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), _EPOCHS[0]), _EPOCHS[1])
         config.num_epochs = float(epochs) if is_machine else 1.0
         reasons["num_epochs"] = (
-            f"about {_STEPS} steps, from {_EPOCHS[0]} to {_EPOCHS[1]} epochs, come close to the optimum"
+            f"close to the optimum: about {_STEPS} steps, {_EPOCHS[0]} to {_EPOCHS[1]} epochs"
             if is_machine
             else "networks overfit rare ids from the second epoch on"
         )

@@ -464,11 +464,29 @@ def test_a_module_declares_the_fields_of_the_section_model(monkeypatch):
         config.check(c)
 
 
+def test_the_name_of_a_model_brings_its_fields_in_files_and_on_the_command_line(tmp_path):
+    (tmp_path / "c.py").write_text(
+        "from jaxrank.config import default\n\n\ndef get_config():\n    return default()\n"
+    )
+    overrides = ["--config.model.scales.a=2", "--config.model.name", "factorization_machine"]
+    by_line = config_files.load(tmp_path / "c.py", overrides)
+    c = config.default()
+    c.model.name = "factorization_machine"
+    c.model.scales["a"] = 2
+    assert config_files.to_plain(by_line.model) == config_files.to_plain(c.model)
+    assert "mlp_units" not in c.model
+    with pytest.raises((AttributeError, KeyError), match="cross_scal"):
+        c.model.cross_scal = 1.0
+    c.model.name = "ranker"
+    assert c.model.mlp_units == config.default().model.mlp_units
+
+
 def test_the_fields_of_another_model_are_rejected(monkeypatch):
     monkeypatch.setitem(registry._MODULES, "plain", Plain)
     c = config.default()
+    c.model.dropout = 0.3
     c.model.name = "plain"
-    with pytest.raises(InputError, match="no such field: model.activation"):
+    with pytest.raises(InputError, match="no such field: model.dropout"):
         config.check(c)
     c.model.name = "rankr"
     with pytest.raises(InputError, match="model.name must be one of .*'rankr'.*'ranker'"):
