@@ -16,6 +16,8 @@ _MIN_FRACTION = 0.7  # of the mean variance
 # Numbers are few, so their effects need little shrinkage. More variance than this would let the
 # products of numbers and rare ids overfit.
 _MAX_VARIANCE_OF_NUMBERS = 0.1
+# Where numbers matter, ids may matter by their products with them alone.
+_FRACTION_OF_NUMBERS = 0.1
 _STANDARD_ERRORS = 2.0  # required distance of a variance from chance
 _MAX_LOG_ODDS = 15.0
 
@@ -58,11 +60,14 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     binary = [i for i, task in enumerate(schema.tasks) if task.kind == "binary"]
     by_task = [_variances(features, labels[:, i]) for i in binary]
     means = {name: _mean([variances[name] for variances in by_task]) for name in features}
-    least = max(MIN_VARIANCE, _MIN_FRACTION * _mean(list(means.values())))
-    variances = {name: max(mean, least) for name, mean in means.items()}
     dense = np.concatenate([block.dense for block in parts])
     numbers = _mean([_variance_of_numbers(dense, labels[:, i]) for i in binary])
-    numbers = max(min(numbers, _MAX_VARIANCE_OF_NUMBERS), _mean(list(variances.values())))
+    numbers = min(numbers, _MAX_VARIANCE_OF_NUMBERS)
+    least = max(
+        MIN_VARIANCE, _MIN_FRACTION * _mean(list(means.values())), _FRACTION_OF_NUMBERS * numbers
+    )
+    variances = {name: max(mean, least) for name, mean in means.items()}
+    numbers = max(numbers, _mean(list(variances.values())))
     return Prior({name: v**0.5 for name, v in variances.items()}, max(numbers, MIN_VARIANCE) ** 0.5)
 
 

@@ -101,6 +101,8 @@ def test_the_variance_of_numbers_is_that_per_deviation_within_limits(effect, sca
     dense = rng.normal(5, 1, (ROWS, 2))
     labels = rng.random(ROWS) < 1 / (1 + np.exp(1 - effect * (dense - 5).sum(axis=1)))
     dense = np.concatenate([scale * dense, np.ones((ROWS, 1))], axis=1).astype(np.float32)
-    ids = np.zeros((ROWS, 0))
-    estimated = effects.prior([block(ids, labels[:, None], dense=dense)], schema(""))
-    assert estimated == ({}, pytest.approx(deviation, rel=0.15))
+    ids = rng.integers(0, 50, (ROWS, 1))
+    estimated = effects.prior([block(ids, labels[:, None], dense=dense)], schema("a"))
+    assert estimated.numbers == pytest.approx(deviation, rel=0.15)
+    least = max(0.1**0.5 * estimated.numbers, effects.MIN_VARIANCE**0.5)
+    assert estimated.ids == {"a": pytest.approx(least)}
