@@ -15,9 +15,9 @@ MIN_VARIANCE = 0.0005
 _MIN_FRACTION = 0.7  # of the mean variance
 # Numbers are few, so their effects need little shrinkage. More variance than this would let the
 # products of numbers and rare ids overfit.
-_MAX_VARIANCE_OF_NUMBERS = 0.1
+_MAX_VARIANCE_OF_NUMBERS = 0.2
 # Where numbers matter, ids may matter by their products with them alone.
-_FRACTION_OF_NUMBERS = 0.1
+_FRACTION_OF_NUMBERS = 0.2
 _STANDARD_ERRORS = 2.0  # required distance of a variance from chance
 _MAX_LOG_ODDS = 15.0
 
