@@ -220,7 +220,8 @@ def export_bundle(
 def _check_packages() -> None:
     try:
         import jaxrank_serving  # noqa: F401
-        import onnx  # noqa: F401
+
+        from jaxrank.export.onnx import convert  # noqa: F401, which needs onnx
     except ImportError as error:
         raise InputError(
             f"--format=bundle: needs the package {error.name}: found none. Install"
