@@ -337,7 +337,7 @@ def flatten(tree: Mapping[str, Any], name: str = "") -> dict[str, Any]:
 
 
 def hyperparameters(config: ConfigDict) -> dict[str, Any]:
-    """Returns the fields by which runs can be compared: all but those of data and features."""
+    """Returns the fields by which runs can be compared: all but data and features."""
     flat = flatten(to_plain(config))
     sections = ("source", "features", "data")
     return {

@@ -53,10 +53,10 @@ class Prices:
                 f"--prices: {self.path} must be a readable CSV file: {error}."
             ) from error
         if not lines or tuple(lines[0]) != COLUMNS:
-            found = lines[0] if lines else []
+            header = lines[0] if lines else []
             raise InputError(
                 f"{self.path}, row 1: must have the columns {', '.join(COLUMNS)}: found"
-                f" {', '.join(found) or 'nothing'}."
+                f" {', '.join(header) or 'nothing'}."
             )
         rows = [(i, line) for i, line in enumerate(lines[1:], 2) if line]
         prices = [self._row(i, line) for i, line in rows]

@@ -170,7 +170,7 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
             "sorts" if cost.compared else "model" if is_of_model(cost.scope) else "tables and rest"
         )
         memory_bytes = cost.memory_bytes
-        if topology.is_gpu:  # the cycles are those of a TPU
+        if topology.is_gpu:  # the cycles are counted for a TPU
             cycles, memory_bytes = 0.0, memory_bytes * (_RADIX_PASSES if cost.compared else 1)
         took = max(
             cost.flops / (rates.flops / devices),

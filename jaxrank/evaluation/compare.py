@@ -174,10 +174,12 @@ def _compared(
             logits, labels, weights = (array[rows, column] for array in run.scores)
             of_run[task.name] = exact.exact(logits, labels, weights, task.kind)
             influences.append(intervals.influences(logits, labels, weights, task.kind))
-        for found, of_run, influence in zip(differences, metrics[1:], influences[1:], strict=True):
+        for of_task, of_run, influence in zip(
+            differences, metrics[1:], influences[1:], strict=True
+        ):
             errors = intervals.standard_errors(influence, weights, influences[0])
             base = metrics[0][task.name]
-            found[task.name] = {
+            of_task[task.name] = {
                 name: _interval(of_run[task.name][name] - base[name], error)
                 for name, error in errors.items()
             }

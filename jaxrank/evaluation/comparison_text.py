@@ -19,7 +19,7 @@ def describe(result: Comparison) -> str:
     lines += [f"  {_letter(i)}  {run['checkpoint']}" for i, run in enumerate(result.runs)]
     for task in first["metrics"]:
         metrics = [run["metrics"][task] for run in result.runs]
-        lines += _task(task, metrics, [found[task] for found in result.differences])
+        lines += _task(task, metrics, [of_run[task] for of_run in result.differences])
     if result.by:
         lines += _slices(result.by, list(first["metrics"]))
     lines.append("config" if result.config else "The configs are equal.")
@@ -72,8 +72,8 @@ def _slices(by: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
             text = value if value.isprintable() else repr(value)
             base = f"{_letter(0)} {entry['runs'][0]['metrics'][task][name]:.5f}"
             others = [
-                f"{_letter(i + 1)} {_shown(found[task][name], name)}"
-                for i, found in enumerate(entry["differences"])
+                f"{_letter(i + 1)} {_shown(of_run[task][name], name)}"
+                for i, of_run in enumerate(entry["differences"])
             ]
             lines.append(f"  {text[:40]:<28}{entry['examples']:>12,}  {'  '.join([base, *others])}")
         if len(values) > _MOST_VALUES:

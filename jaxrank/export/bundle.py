@@ -166,7 +166,7 @@ def export_bundle(
     Raises:
         InputError: as `write.export`; or the run's raw data cannot be read, or a package is
             missing.
-        RunError: as `write.export`; or predictions differ from those of the trained program.
+        RunError: as `write.export`; or predictions differ from the trained program.
     """
     _check_packages()
     began = time.perf_counter()

@@ -118,10 +118,10 @@ def output_names(schema: Schema, parents: tuple[int, ...]) -> list[dict[str, str
     tasks = schema.tasks
     named = [{"name": t.name, "task": t.name, "kind": t.kind, "given": ""} for t in tasks]
     for task in conditional_tasks(parents):
-        given = tasks[parents[task]].name
-        name = f"{tasks[task].name}_given_{given}"
+        parent = tasks[parents[task]].name
+        name = f"{tasks[task].name}_given_{parent}"
         named.append(
-            {"name": name, "task": tasks[task].name, "kind": tasks[task].kind, "given": given}
+            {"name": name, "task": tasks[task].name, "kind": tasks[task].kind, "given": parent}
         )
     return named
 

@@ -47,8 +47,8 @@ class _StoredVocabulary(Vocabulary):
             part = self._all.slice(start, _SLICE)
             matches = pc.index_in(part, value_set=wanted)
             place = np.flatnonzero(matches.is_valid().to_numpy())
-            found = matches.drop_null().to_numpy()
-            rows[found] = RESERVED_ROWS + start + place
+            matched = matches.drop_null().to_numpy()
+            rows[matched] = RESERVED_ROWS + start + place
         return rows
 
 

@@ -1,7 +1,7 @@
 """The trained program on a few examples, with only the rows of tables that they read.
 
-The examples, the lookup, the exchange and the model are those of `evaluate`. The tables have only
-the rows that the examples read, so memory does not grow with the tables.
+Examples, lookup, exchange and model are the ones of `evaluate`. The tables have only the rows that
+the examples read, so memory does not grow with the tables.
 """
 
 import dataclasses
@@ -180,14 +180,14 @@ def _vectors(
         for name in stack.tables:
             vectors[name] = np.zeros((len(wanted[name]), stack.dim), np.float32)
         to_tables = ToTables.of(stack)
-        for rows, found in stored_rows(stored, stack):
+        for rows, values in stored_rows(stored, stack):
             tables, table_rows = to_tables(rows)
             for i, name in enumerate(stack.tables):
-                own = np.flatnonzero(tables == i)
-                place = np.searchsorted(wanted[name], table_rows[own])
+                in_table = np.flatnonzero(tables == i)
+                place = np.searchsorted(wanted[name], table_rows[in_table])
                 place = np.minimum(place, len(wanted[name]) - 1)
-                is_wanted = wanted[name][place] == table_rows[own]
-                vectors[name][place[is_wanted]] = found[own[is_wanted]]
+                is_wanted = wanted[name][place] == table_rows[in_table]
+                vectors[name][place[is_wanted]] = values[in_table[is_wanted]]
     return vectors
 
 

@@ -19,7 +19,7 @@ _TYPES = {"float": "float32", "double": "float64", "halffloat": "float16"}
 
 
 class Requests(NamedTuple):
-    """What requests hold.
+    """The content of requests.
 
     context: columns, or patterns of them, that all candidates share. Empty: a request may give any
         column in its context or with its candidates.

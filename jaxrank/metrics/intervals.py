@@ -43,16 +43,16 @@ def influences(
         losses, least = _losses(kind, x, y), _least_losses(kind, y, mean)
         of_loss, of_least = losses - _mean(losses, w), least - _mean(least, w)
         ratio = _mean(losses, w) / _mean(least, w)
-        found = {loss: of_loss}
+        by_metric = {loss: of_loss}
         if kind == "binary":
-            found["auc"] = _auc(x, y, w)
-        found[normalized] = (of_loss - ratio * of_least) / _mean(least, w)
+            by_metric["auc"] = _auc(x, y, w)
+        by_metric[normalized] = (of_loss - ratio * of_least) / _mean(least, w)
         positive = mean if mean > 0 else np.float64("nan")  # or calibration is undefined
-        found["calibration"] = (p - _mean(p, w) / positive * y) / positive
+        by_metric["calibration"] = (p - _mean(p, w) / positive * y) / positive
         for name, value in means([kind]).items():
             values = value(p, y)
-            found[name] = values - _mean(values, w)
-    return {name: np.where(np.isfinite(f), f, np.nan) for name, f in found.items()}
+            by_metric[name] = values - _mean(values, w)
+    return {name: np.where(np.isfinite(f), f, np.nan) for name, f in by_metric.items()}
 
 
 def standard_errors(
@@ -110,9 +110,9 @@ def _auc(x: Floats, y: Floats, w: Floats) -> Floats:
     # A label between 0 and 1 is a positive and a negative.
     shown = y * (of_negatives[group] - auc) * (total / positives.sum())
     shown += (1 - y) * (1 - of_positives[group] - auc) * (total / negatives.sum())
-    found = np.empty_like(shown)
-    found[order] = shown
-    return found
+    in_order = np.empty_like(shown)
+    in_order[order] = shown
+    return in_order
 
 
 def _share_below(weights: Floats, starts: np.ndarray) -> Floats:

@@ -16,7 +16,7 @@ from jaxrank.workdir import files as workdirs
 
 
 class RunReport(NamedTuple):
-    """What is known of a run.
+    """The facts about a run that a report shows.
 
     name: short and distinct among the runs of a report.
     summary: see `summary.write`. `result` is None without a checkpoint.

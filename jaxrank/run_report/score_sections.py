@@ -178,16 +178,16 @@ def histograms(runs: Sequence[RunReport]) -> list[Markup]:
     charts = []
     for task in _tasks(runs):
         for run in runs:
-            found = _of_task(run, "histograms", task)
-            if not found or not found["edges"]:
+            counts = _of_task(run, "histograms", task)
+            if not counts or not counts["edges"]:
                 continue
-            is_binary = "positive" in found
+            is_binary = "positive" in counts
             names = ("negative", "positive") if is_binary else ("predicted", "labels")
             labels = [f"label {n}" if is_binary else n for n in names]
             chart = histogram(
                 f"Scores of {task} by label",
-                found["edges"],
-                [(t, found[n], c) for t, n, c in zip(labels, names, COLORS, strict=False)],
+                counts["edges"],
+                [(t, counts[n], c) for t, n, c in zip(labels, names, COLORS, strict=False)],
                 x_label="predicted probability (even in the logit)" if is_binary else "value",
                 **({"text": _probability} if is_binary else {}),
             )

@@ -73,7 +73,7 @@ def run(name: str, function: Callable[[], Verdict], advice: str) -> Check:
     verdicts: list[list[Any]] = processes.from_all(list(verdict))
     failed = [i for i, (status, *_) in enumerate(verdicts) if status == FAIL]
     first = failed[0] if failed else 0
-    status, found, advice = verdicts[first]
+    status, finding, advice = verdicts[first]
     if first:
-        found = f"process {first}: {found}"
-    return Check(name, status, found, advice, time.monotonic() - began)
+        finding = f"process {first}: {finding}"
+    return Check(name, status, finding, advice, time.monotonic() - began)

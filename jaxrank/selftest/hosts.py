@@ -31,11 +31,11 @@ def describe() -> Verdict:
     hosts = processes.from_all(machine)
     kinds = sorted({f"{h['devices']}, {h['cores']} cores, {h['memory']}" for h in hosts})
     count = len({h["host"] for h in hosts})
-    found = f"{len(hosts)} processes on {count} hosts, each with {' or '.join(kinds)}"
+    text = f"{len(hosts)} processes on {count} hosts, each with {' or '.join(kinds)}"
     same = len({(h["devices"], h["cores"]) for h in hosts}) == 1
     return passes(
         same,
-        found,
+        text,
         "Use hosts of one kind: every step waits for the slowest.",
     )
 
@@ -58,7 +58,7 @@ def _versions() -> dict[str, str]:
 
 
 def compare_versions(hosts: list[dict[str, Any]]) -> Verdict:
-    """Compares the versions of process 0 with those of the others."""
+    """Compares the versions of process 0 with the other processes."""
     first = hosts[0]
     for i, other in enumerate(hosts):
         names = [name for name in first if other.get(name) != first[name]]

@@ -40,13 +40,13 @@ def resume(config: ConfigDict, folder: Path) -> Verdict:
     lines: list[str] = []
     train(config, folder / KILLED, report=lines.append, quiet=True)
     resumed = [line for line in lines if line.startswith("Resuming")]
-    found = None
+    verdict = None
     if processes.is_first():
         if resumed:
-            found = list(compare(folder, resumed[0], exact=jax.default_backend() == "cpu"))
+            verdict = list(compare(folder, resumed[0], exact=jax.default_backend() == "cpu"))
         else:
-            found = list(Verdict(FAIL, "the run started again from step 0", ADVICE))
-    status, text, advice = processes.from_first(found)
+            verdict = list(Verdict(FAIL, "the run started again from step 0", ADVICE))
+    status, text, advice = processes.from_first(verdict)
     return Verdict(status, text, advice)
 
 

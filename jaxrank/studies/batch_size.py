@@ -4,7 +4,7 @@
 2. Each batch size runs with each rule, with and without warm-up and averages, on one seed.
 3. At each batch size, the best of these and the rule of the config run with the other seeds.
 
-Losses are compared with those of the base batch size and equal seeds.
+Losses are compared with the base batch size at equal seeds.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Options:
     runs: int = field(3, help="number of seeds", at_least=1)
     workers: int = field(16, help="number of asynchronous workers; 0: synchronous only", at_least=0)
     examples: int = field(
-        0, help="training examples of each run; 0: those of a run of the config", at_least=0
+        0, help="training examples of each run; 0: as many as a run of the config", at_least=0
     )
     tune_rounds: int = field(
         4, help="maximum number of moves in the search for learning rates; 0: no search", at_least=0

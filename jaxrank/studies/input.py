@@ -63,26 +63,28 @@ class _Row(NamedTuple):
 
 def runs(context: Context) -> Runs:
     options, data = context.options, context.config.data
-    own = data.compression
-    stores = [(name, _BLOCK) for name in dict.fromkeys([own, *map(_plain, options.compressions)])]
-    stores += [(own, size) for size in options.block_sizes if size != _BLOCK]
+    initial = data.compression
+    stores = [
+        (name, _BLOCK) for name in dict.fromkeys([initial, *map(_plain, options.compressions)])
+    ]
+    stores += [(initial, size) for size in options.block_sizes if size != _BLOCK]
     prepared = yield [_store(*store) for store in stores]
     stored = {s: result for s, result in zip(stores, prepared, strict=True) if result.is_done}
-    chosen = _NAIVE | _overrides_of(stored.get((own, _BLOCK)))
+    chosen = _NAIVE | _overrides_of(stored.get((initial, _BLOCK)))
     rows: list[_Row] = []
 
     # One setting after the other: each keeps the best values of those before it.
     values = {s: chosen | _overrides_of(stored[s]) for s in stored if s[1] == _BLOCK}
     rates = yield from _rates(values, options)
-    naive, naive_overrides = rates.get((own, _BLOCK)), dict(chosen)
+    naive, naive_overrides = rates.get((initial, _BLOCK)), dict(chosen)
     rows.append(_Row("naive", "one thread, no prefetch", naive))
     rows += [_Row("compression", c or _NO_COMPRESSION, r) for (c, _), r in rates.items()]
-    compression, _ = _fastest(rates, (own, _BLOCK))
+    compression, _ = _fastest(rates, (initial, _BLOCK))
 
-    values = {s: chosen | _overrides_of(stored[s]) for s in stored if s[0] == own}
+    values = {s: chosen | _overrides_of(stored[s]) for s in stored if s[0] == initial}
     rates = yield from _rates(values, options)
     rows += [_Row("block size", size, rate) for (_, size), rate in rates.items()]
-    _, block = _fastest(rates, (own, _BLOCK))
+    _, block = _fastest(rates, (initial, _BLOCK))
     chosen |= _overrides_of(stored.get((compression, _BLOCK)))
 
     counts = [n for n in dict.fromkeys((0, *options.workers)) if n == 0 or data.shards % n == 0]
@@ -105,7 +107,7 @@ def runs(context: Context) -> Runs:
     rows += [_Row("prefetch", n, training_rate=rate) for n, rate in trained.items()]
     chosen["data.prefetch_batches"] = _fastest(trained, data.prefetch_batches)
     sizes = {s: r.values["bytes"] / max(1, r.values["rows"]) for s, r in stored.items()}
-    return _outcome([_with_size(row, own, sizes) for row in rows], compression, block, chosen)
+    return _outcome([_with_size(row, initial, sizes) for row in rows], compression, block, chosen)
 
 
 def _plain(name: str) -> str:

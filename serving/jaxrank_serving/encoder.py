@@ -46,7 +46,7 @@ class Features(NamedTuple):
 
 
 class _Ids(NamedTuple):
-    """Ids whose rows are being looked up: those of a feature, i64[ids]."""
+    """Ids of one feature whose rows are being looked up, i64[ids]."""
 
     entry: Categorical | Ragged
     rows: np.ndarray

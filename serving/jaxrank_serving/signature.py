@@ -81,7 +81,7 @@ class Categorical:
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-    """A list of ids. The fields are those of `features.ragged` in jaxrank's config."""
+    """A list of ids. The fields are the ones of `features.ragged` in jaxrank's config."""
 
     name: str
     table: str

@@ -221,7 +221,7 @@ def test_rows_follow_raw_values_whatever_vocabulary_a_store_has(tmp_path):
     train(c, tmp_path / "run", report=nothing)
     later = dict(kind="csv", files=dict(train=day("later", "abxyzd" * 5)))
     found = {}
-    for name, earlier in (("grown", tmp_path / "run" / "data"), ("anew", "")):
+    for name, earlier in (("grown", tmp_path / "run" / "data"), ("again", "")):
         store, output = tmp_path / name, tmp_path / f"{name}.parquet"
         prepare(c.features.to_dict(), later, store, vocabularies=str(earlier), report=nothing)
         which = dict(checkpoint="newest", data=str(store), split="train")
@@ -233,10 +233,10 @@ def test_rows_follow_raw_values_whatever_vocabulary_a_store_has(tmp_path):
     by_user = found["grown"]
     assert by_user["x"] == by_user["y"] == by_user["z"]
     assert len({by_user[u] for u in "abdx"}) == 4
-    assert found["anew"] == by_user
+    assert found["again"] == by_user
     (tmp_path / "run" / "data").rename(tmp_path / "moved")
     with pytest.raises(InputError, match="the run's own data must exist.*no such store"):
-        evaluate.evaluate(str(tmp_path / "run"), data=str(tmp_path / "anew"), split="train")
+        evaluate.evaluate(str(tmp_path / "run"), data=str(tmp_path / "again"), split="train")
 
 
 def test_rows_without_labels_are_scored_as_with_them(tmp_path):

@@ -6,7 +6,7 @@ from jaxrank import run
 from jaxrank.config_files import to_plain
 from jaxrank.evaluation import evaluate
 
-# Fields that the programs of a step depend on, besides the arguments of `make_step_spec`.
+# Fields that the programs of a step depend on, beside the arguments of `make_step_spec`.
 _OF_STEP = (
     *("batch_size", "ema_decay", "seed", "task_weighting", "task_weights"),
     *("embedding", "model", "optim"),

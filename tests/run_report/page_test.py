@@ -200,7 +200,7 @@ def test_a_workdir_that_cannot_be_written_is_evaluated_all_the_same(runs, tmp_pa
     ("args", "message"),
     [
         (["--output=a.txt"], r"--output: must be a file FILE.html: found .*a.txt"),
-        (["--output=x.html/a.html"], r"--output: .*x.html.* it is no directory"),
+        (["--output=x.html/a.html"], r"--output: .*x.html.* it is not a directory"),
         (["{run}"], "each run must be given once"),
         (["nowhere"], "config.json: no such file"),
         (["--by=c9"], "--by: must be one of .*'c9'"),

@@ -204,7 +204,7 @@ def test_the_scorer_encodes_edge_values_as_the_preparation_does(name, tmp_path):
 
 
 def check_factors(parsed, factors, weights, where):
-    """Compares the factors of ids with those of the combiner, from the stored weights."""
+    """Compares the factors of ids with the factors of the combiner, from the stored weights."""
     if not parsed.ragged or factors is None:
         return
     w = np.ones(len(factors)) if weights is None else weights.astype(np.float64)

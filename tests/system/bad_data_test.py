@@ -668,7 +668,7 @@ def test_bad_features_section(tmp_path, features, parts):
         (dict(kind="csv", files={"a/b": "x"}), ["name of a split", "found 'a/b'"]),
         (
             dict(kind="synthetic", rows=dict(vocabulary=1), seed=0),
-            ["source.rows: the name of a split must be", "found 'vocabulary'"],
+            ["source.rows: the name of a split must", "found 'vocabulary'"],
         ),
     ],
 )

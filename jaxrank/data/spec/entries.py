@@ -34,9 +34,7 @@ _COUNTED = ("encoding", ("vocabulary",))
 
 _COLUMNS = "columns or patterns of them; a text is a list of one"
 _TABLE = "the embedding table; empty: a table with the name of the column"
-_MIN_COUNT = (
-    "values with fewer examples in the training split, and those of earlier days, are unknown"
-)
+_MIN_COUNT = "values with fewer examples on the training split and on earlier days are unknown"
 _MAX_VALUES = (
     "maximum number of values, the most frequent ones; on later days those with the latest last"
     " event and of them the most frequent ones; 0: no limit"

@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 class TableHistory(NamedTuple):
-    """What a store remembers of a table beside its vocabulary, to continue on a later day.
+    """State of a table beside its vocabulary, from which a later day continues.
 
     last_days: i32[values of the vocabulary], the day of each value's last event.
     waiting: columns value, count, last_day of ids without a row, by value.
@@ -199,7 +199,7 @@ def _checksum(counts: pa.Table) -> str:
 
 
 def _with(counted: Mapping[int, list[str]], added: Mapping[int, str]) -> dict[int, list[str]]:
-    """Adds checksums to those of each day, and leaves out the oldest days where there are many."""
+    """Adds the checksums of each day, and leaves out the oldest days where there are many."""
     days = sorted({*counted, *added})[-_MOST_COUNTED:]
     return {day: [*counted.get(day, []), *([added[day]] if day in added else [])] for day in days}
 

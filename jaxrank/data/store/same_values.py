@@ -68,12 +68,12 @@ def rows_in_model(model: Table, store: Store, open_own: Callable[[], Store]) -> 
     if store.extends(model):
         rows = np.arange(table.rows, dtype=np.int32)
     else:
-        own = open_own()
-        _check_key(store, own)
-        check_extends(own, model)
-        own_table = own.table(model.name)
+        run_store = open_own()
+        _check_key(store, run_store)
+        check_extends(run_store, model)
+        own_table = run_store.table(model.name)
         assert own_table is not None
-        mapped = same_values(table, own_table, own, lambda: store)
+        mapped = same_values(table, own_table, run_store, lambda: store)
         assert isinstance(mapped, np.ndarray)
         rows = mapped
     return np.where(rows < model.rows, rows, np.int32(UNKNOWN_ROW))

@@ -1,7 +1,7 @@
 """The ONNX form of each primitive of JAX that a model's inference path uses.
 
-A converter gets the graph, the equation and the names of its inputs, and returns those of its
-outputs. It raises NotImplementedError for a case that it does not cover.
+A converter gets the graph, the equation and the names of its inputs, and returns the names of
+its outputs. It raises NotImplementedError for a case that it does not cover.
 """
 
 import math
@@ -81,10 +81,10 @@ def _logistic(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
 def _log1p(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
     # log(1 + x) loses the digits of a small x. The rounding of u = 1 + x cancels in
     # log(u) x / (u - 1): Kahan.
-    (x,), one = inputs, _one(graph, equation)
-    u = graph.add("Add", x, one)
-    is_one = graph.add("Equal", u, one)
-    divisor = graph.add("Where", is_one, one, graph.add("Sub", u, one))
+    (x,), unit = inputs, _one(graph, equation)
+    u = graph.add("Add", x, unit)
+    is_one = graph.add("Equal", u, unit)
+    divisor = graph.add("Where", is_one, unit, graph.add("Sub", u, unit))
     is_infinite = graph.add("IsInf", u)
     scaled = graph.add("Mul", graph.add("Log", u), graph.add("Div", x, divisor))
     return [graph.add("Where", graph.add("Or", is_one, is_infinite), x, scaled)]
@@ -92,12 +92,12 @@ def _log1p(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
 
 def _expm1(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
     # Near 0 by tanh: exp(x) - 1 = 2 t / (1 - t), t = tanh(x / 2).
-    (x,), one, dtype = inputs, _one(graph, equation), equation.invars[0].aval.dtype
+    (x,), unit, dtype = inputs, _one(graph, equation), equation.invars[0].aval.dtype
     half = graph.constant(0.5, dtype)
     t = graph.add("Tanh", graph.add("Mul", x, half))
-    near = graph.add("Div", graph.add("Add", t, t), graph.add("Sub", one, t))
+    near = graph.add("Div", graph.add("Add", t, t), graph.add("Sub", unit, t))
     is_near = graph.add("Less", graph.add("Abs", x), half)
-    return [graph.add("Where", is_near, near, graph.add("Sub", graph.add("Exp", x), one))]
+    return [graph.add("Where", is_near, near, graph.add("Sub", graph.add("Exp", x), unit))]
 
 
 def _erfc(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
