@@ -260,7 +260,7 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
 def test_a_worker_that_is_killed_is_reported(tmp_path, small_units, monkeypatch):
     train = files(tmp_path / "raw", 20, 20)
     monkeypatch.setattr(fit_unit, "fit", _killed)
-    with pytest.raises(RunError, match=r"one of 2 processes .* was killed"):
+    with pytest.raises(RunError, match=r"one of 2 worker processes .* was killed"):
         run(tmp_path / "store", train, runner=Local(2))
 
 

@@ -313,6 +313,6 @@ def test_a_server_that_sends_whole_files_only_has_no_parts(tmp_path):
     write(tmp_path / "a.parquet", {"n": [1, 2]})
     with (
         serving(tmp_path) as url,
-        pytest.raises(InputError, match=r"a.parquet: Parquet is read in parts, .* copy it first"),
+        pytest.raises(InputError, match=r"a.parquet: .*range requests.* Copy the file first"),
     ):
         source_of(f"{url}/a.parquet")

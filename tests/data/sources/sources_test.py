@@ -142,7 +142,7 @@ def test_directories_that_are_linked_are_read_once(tmp_path):
 def test_a_link_to_nothing_is_not_passed_over(tmp_path, given):
     (tmp_path / "day1.csv").write_text("n\n1\n")
     (tmp_path / "day2.csv").symlink_to(tmp_path / "gone.csv")
-    with pytest.raises(InputError, match=r"day2.csv: must be a file: it is a link to '.*gone.csv'"):
+    with pytest.raises(InputError, match=r"day2.csv: must be a file: found a link to '.*gone.csv'"):
         make_source(dict(kind="csv", files=dict(train=str(tmp_path / given))))
 
 
