@@ -553,10 +553,13 @@ def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
         ([b"NULL"], "[0] must be text: found b'NULL'"),
         (["a\n"], r" must be texts in UTF-8, on one line: found 'a\n'"),
         (["\udcff"], r" must be texts in UTF-8, on one line: found '\udcff'"),
-        (["a"] * 65, " must be at most 64 texts of at most 64 letters: found 65, the longest of 1"),
+        (
+            ["a"] * 65,
+            " must be at most 64 strings of at most 64 characters: found 65, the longest of 1",
+        ),
         (
             ["", "a" * 65],
-            " must be at most 64 texts of at most 64 letters: found 2, the longest of 65",
+            " must be at most 64 strings of at most 64 characters: found 2, the longest of 65",
         ),
     ],
 )
