@@ -224,8 +224,9 @@ def _check_packages() -> None:
         from jaxrank.export.onnx import convert  # noqa: F401, which needs onnx
     except ImportError as error:
         raise InputError(
-            f"--format=bundle: needs the package {error.name}: found none. Install"
-            " 'jaxrank[serve]', or export with --format=files."
+            f"--format=bundle: needs the package {error.name}: found none. Install it in a"
+            " clone of jaxrank with pip install ./serving -e '.[serve]', or export with"
+            " --format=files."
         ) from error
 
 
