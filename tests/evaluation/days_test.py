@@ -163,7 +163,7 @@ def test_the_command_line_reports_a_table_of_days(store, tmp_path, capsys, monke
         assert row[3:5] == [f"{metrics['click/logloss']:.5f}", f"{metrics['click/auc']:.5f}"]
     mean = next(line.split() for line in table if line.startswith("  model"))
     assert mean[1] == f"{result['metrics']['click/logloss']:.5f}"
-    with pytest.raises(InputError, match="--split: must be given"):
+    with pytest.raises(InputError, match="--split: must be set"):
         cli.run(["evaluate", workdir])
 
 

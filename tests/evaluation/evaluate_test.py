@@ -305,7 +305,7 @@ def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
     workdir, _ = run
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "out.parquet"
-    with pytest.raises(InputError, match=r"--output: .*/file must be a directory"):
+    with pytest.raises(InputError, match=r"--output: .*/file must be a writable directory"):
         evaluate.predict(str(workdir), output=str(target), checkpoint="best", data="", split="")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -345,7 +345,7 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
         kind, "out"
     )
     found = {
-        "url": "found gs://bucket/out.parquet",
+        "url": "found the URL gs://bucket/out.parquet",
         "pipe": "it is a device, pipe",
         "csv": r"not end in \.csv.*Parquet",
         "slash": "must name a file: found new/",
