@@ -95,7 +95,8 @@ class View:
             for key, values in lengths.items()
             if key != "covariance"
         }
-        covariance = np.reshape(lengths["covariance"], (len(lengths["mean"]), -1))
+        count = len(lengths["mean"])
+        covariance = np.reshape(lengths["covariance"], (count, count))  # JSON drops an empty shape
         tree["list_lengths"]["covariance"] = covariance[np.ix_(lists, lists)].tolist()
         return tree
 

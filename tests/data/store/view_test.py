@@ -53,6 +53,13 @@ def test_a_store_without_features_has_the_columns_of_the_others(store, skip, lef
     assert list(split.statistics["ragged"]) == [f"l{i}" for i in kept]
 
 
+def test_a_store_without_lists_has_statistics_without_lists(store):
+    schema = dataclasses.replace(open_store(store).schema, ragged=())
+    stored = {"rows": 7, "list_lengths": {"mean": [], "covariance": []}}  # as JSON has it
+    view = View(schema, without(schema, ("c1",)))
+    assert view.statistics(stored)["list_lengths"] == {"mean": [], "covariance": []}
+
+
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
