@@ -13,6 +13,7 @@ from jaxrank.errors import RunError
 _MOST_FEATURES = 40  # per plot. Features with the largest values are shown
 _MOST_SPLITS = 4
 _PANELS_PER_ROW = 3
+_MOST_LETTERS = 80  # of the names below a panel, before they are turned
 _LENGTHS = {"mean": "o", "p50": "|", "p95": "<", "p99": ">", "max": "x"}
 
 # {feature: {split: value}}.
@@ -199,6 +200,9 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
         if scale != "linear":
             getattr(axes, f"set_{axis.axis_name}scale")("log", base=2 if scale == "log2" else 10)
             axis.set_major_formatter("{x:g}")
+    texts = {x for series in panel["series"] for x in series["x"] if isinstance(x, str)}
+    if sum(map(len, texts)) > _MOST_LETTERS:
+        axes.tick_params("x", rotation=90)
     axes.set_xlabel(panel["x_label"])
     axes.set_ylabel(panel["y_label"])
     axes.set_title(panel["title"])

@@ -50,6 +50,18 @@ def _cost() -> Study:
     return cost.STUDY
 
 
+def _ablation() -> Study:
+    from jaxrank.studies import ablation
+
+    return ablation.STUDY
+
+
+def _sweep() -> Study:
+    from jaxrank.studies import sweep
+
+    return sweep.STUDY
+
+
 # Each function imports the module of a study.
 STUDIES: Mapping[str, Callable[[], Study]] = {
     "stability": _stability,
@@ -57,6 +69,8 @@ STUDIES: Mapping[str, Callable[[], Study]] = {
     "scaling": _scaling,
     "input": _input,
     "cost": _cost,
+    "ablation": _ablation,
+    "sweep": _sweep,
 }
 
 
@@ -94,6 +108,10 @@ def _add_flag(group: Any, field: dataclasses.Field, kind: Any) -> None:
     flag, rules, default = f"--{field.name.replace('_', '-')}", rules_of(field), default_of(field)
     if kind is bool:
         group.add_argument(flag, action="store_true", help=rules.help)
+        return
+    if rules.single:
+        text = f"{rules.help}; may be repeated".replace("%", "%%")
+        group.add_argument(flag, action="append", default=list(default), metavar="TEXT", help=text)
         return
     is_tuple = typing.get_origin(kind) is tuple
     shown = ",".join(map(str, default)) if is_tuple else default

@@ -127,7 +127,7 @@ class Context:
     """Input of a study.
 
     config: the config that the runs change. Runs that change neither features nor source share its
-        data.
+        data. They may change `features.skip`.
     options: an instance of `Study.options`.
     """
 
@@ -144,7 +144,8 @@ class Study:
     """A study.
 
     options: a dataclass whose fields are declared by `validate.field`. They become flags: a field
-        of int, float, str, bool, or a tuple of int, float or str, which is given as "1,2".
+        of int, float, str, bool, or a tuple of int, float or str, which is given as "1,2". The flag
+        of a tuple that may be given as its `single` entry is repeated, once for each entry.
     """
 
     name: str

@@ -19,7 +19,9 @@ Search = Generator[Sequence[RunSpec], Sequence[RunResult], Any]
 
 
 def resolve(config: ConfigDict, overrides: Mapping[str, Any]) -> Search:
-    """Runs the choice of open fields, and returns its values: `config`, `rows`, `num_steps`.
+    """Runs the choice of open fields, and returns its values.
+
+    These are `config`, `rows`, `num_steps`, and the names of the `features` that the model reads.
 
     Raises:
         InputError: the choice failed.

@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from jaxrank.data.spec.features import FeatureSpec
@@ -36,13 +36,7 @@ def without(schema: Schema, skip: Sequence[str]) -> Schema:
     known = {name for alternatives in names.values() for name in alternatives}
     left_out: set[str] = set()
     for pattern in skip:
-        matches = {pattern} & known or set(fnmatch.filter(known, pattern))
-        if not matches:
-            raise InputError(
-                f"features.skip: {pattern!r} must match a feature of the data"
-                f"{nearest(pattern, known, 3)}."
-            )
-        left_out |= matches
+        left_out |= matches("features.skip", pattern, known)
 
     def kept(features: tuple[Feature, ...]) -> tuple[Feature, ...]:
         return tuple(f for f in features if not left_out & names[f])
@@ -60,6 +54,33 @@ def without(schema: Schema, skip: Sequence[str]) -> Schema:
         )
     read = {f.table for f in left.categorical} | {f.table for f in left.ragged}
     return dataclasses.replace(left, tables=tuple(t for t in schema.tables if t.name in read))
+
+
+def matches(field: str, pattern: str, known: Collection[str]) -> set[str]:
+    """Returns the known names that a name or pattern matches. A name that is known wins.
+
+    Args:
+        field: for the error.
+
+    Raises:
+        InputError: no name matches.
+    """
+    matching = {pattern} & set(known) or set(fnmatch.filter(known, pattern))
+    if not matching:
+        raise InputError(
+            f"{field}: {pattern!r} must match a feature of the data{nearest(pattern, known, 3)}."
+        )
+    return matching
+
+
+def columns(schema: Schema) -> list[str]:
+    """Returns the name under which each feature can be left out with all its numbers, each once."""
+    features: list[Dense | Categorical | Ragged] = [
+        *schema.dense,
+        *schema.categorical,
+        *schema.ragged,
+    ]
+    return list(dict.fromkeys(min(_names(f), key=len) for f in features))
 
 
 def restricted(spec: FeatureSpec, schema: Schema) -> FeatureSpec:

@@ -117,7 +117,7 @@ class Directories:
     def _store(self, config: Mapping[str, Any]) -> str:
         """Returns the store of the study if a run with this config reads it, or an empty text."""
         names_data = config["data"]["store"] or config["data"]["direct"]
-        is_equal = all(config[name] == self._base[name] for name in ("features", "source"))
+        is_equal = _stored(config) == _stored(self._base)
         return "" if names_data or not is_equal else str(self._workdir / "data")
 
     def _command_of(self, spec: RunSpec, store: str) -> str:
@@ -132,6 +132,12 @@ class Directories:
             return f"# {devices}{spec.kind} {json_files.to_text(spec.settings)}: {line}"
         workdir = shlex.quote(str(self.path(spec) / verb))
         return f"{devices}jaxrank {verb} {line} --workdir={workdir}"
+
+
+def _stored(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns what a store is prepared from. A store has the features that runs skip."""
+    features = {k: v for k, v in config["features"].items() if k != "skip"}
+    return features, config["source"]
 
 
 def _digest(inputs: Mapping[str, Any]) -> str:

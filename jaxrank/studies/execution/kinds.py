@@ -76,6 +76,7 @@ def _train_asynchronously(run: RunInput) -> Mapping[str, Any]:
 def _resolve(run: RunInput) -> Mapping[str, Any]:
     """Chooses the open fields of a config by its data, as a run does."""
     from jaxrank import build, config_files, defaults
+    from jaxrank.data.spec import skip
     from jaxrank.workdir import data
 
     c = run.config
@@ -84,7 +85,8 @@ def _resolve(run: RunInput) -> Mapping[str, Any]:
     config = defaults.choose(c, defaults.data_of(split, store.schema, c.data.order), print)
     num_steps = build.make_run_schedule(config, split.rows).num_steps
     plain = config_files.to_plain(config)
-    return {"values": {"config": plain, "rows": split.rows, "num_steps": num_steps}}
+    values = {"config": plain, "rows": split.rows, "num_steps": num_steps}
+    return {"values": {**values, "features": skip.columns(store.schema)}}
 
 
 def _prepare(run: RunInput) -> Mapping[str, Any]:

@@ -1,0 +1,240 @@
+"""What each feature, or group of features, adds to the model: runs without it, beside full ones.
+
+Each group is left out in runs of its own, by `features.skip`. They have the seeds of the runs with
+all features, and are compared with them seed by seed. Open fields of the config have the values of
+the full model in all runs.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrank import config_files
+from jaxrank.data.spec import skip
+from jaxrank.errors import InputError
+from jaxrank.studies import intervals, tuning
+from jaxrank.studies.study import (
+    Context,
+    Outcome,
+    Panel,
+    RunResult,
+    Runs,
+    RunSpec,
+    Series,
+    Study,
+    Table,
+    first_metrics,
+)
+from jaxrank.validate import field
+
+FULL = "all features"
+_COLUMNS = (
+    "left out",
+    "features",
+    "metric",
+    "runs",
+    "full",
+    "without",
+    "difference",
+    "low",
+    "high",
+)
+_MOST_POINTS = 40  # groups in the picture, those with the largest effects
+_UNCHOSEN = ("source", "features", "data")  # sections that have no open fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    group: tuple[str, ...] = field(
+        (),
+        single=True,
+        help="features that are left out together, NAME=PATTERN,PATTERN, or a pattern of features"
+        " that are left out one by one; default: each feature",
+    )
+    runs: int = field(3, help="number of seeds", at_least=2)
+    steps: int = field(0, help="steps of each run; 0: the length that the config sets", at_least=0)
+
+
+def runs(context: Context) -> Runs:
+    options, config = context.options, context.config
+    common = tuning.final_evaluation(config.steps_per_execution)
+    if options.steps:
+        common |= {"num_steps": options.steps, "num_epochs": 0.0}
+    full = yield from tuning.resolve(config, common)
+    groups = groups_of(options.group, full["features"])
+    common |= _chosen(config_files.to_plain(config), full["config"])
+    seeds = [config.seed + i for i in range(options.runs)]
+    runs_of = {FULL: "full"} | {group: f"without-{_file_name(group)}" for group in groups}
+    if len(set(runs_of.values())) < len(runs_of):
+        runs_of = {group: f"{name}-{i}" for i, (group, name) in enumerate(runs_of.items())}
+    specs = [
+        RunSpec(
+            f"{name}-seed{seed}",
+            common | _skipped(config.features.skip, groups.get(group, ())) | {"seed": seed},
+        )
+        for group, name in runs_of.items()
+        for seed in seeds
+    ]
+    results = iter((yield specs))
+    by_group = {group: [next(results) for _ in seeds] for group in runs_of}
+    names = first_metrics(by_group[FULL])
+    if not names:
+        return Outcome(Table(_COLUMNS, []), conclusion=["No run with all features has finished."])
+    effects = {group: _effects(by_group[group], by_group[FULL], names) for group in groups}
+    order = sorted(
+        (group for group, effect in effects.items() if effect),
+        key=lambda group: -effects[group][names[0]].value,
+    )
+    rows = [
+        _row(group, groups[group], name, by_group, effects[group][name])
+        for name in names
+        for group in order
+    ]
+    return Outcome(
+        Table(_COLUMNS, rows), _panels(order, effects, names), _conclusion(order, effects, names[0])
+    )
+
+
+def groups_of(entries: Sequence[str], features: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the features of each group.
+
+    Args:
+        entries: of the option `group`.
+        features: names of all features of the model.
+
+    Raises:
+        InputError: a group matches no feature or all of them, or two groups have one name.
+    """
+    groups: dict[str, tuple[str, ...]] = {}
+    for entry in entries or ("*",):
+        name, equals, patterns = entry.rpartition("=")
+        names = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+        if not names or (equals and not name.strip()):
+            raise InputError(
+                f"--group must be NAME=PATTERN,PATTERN or a pattern of features: found {entry!r}."
+            )
+        matched = set().union(*(skip.matches("--group", pattern, features) for pattern in names))
+        members = tuple(feature for feature in features if feature in matched)
+        new = {name.strip(): members} if equals else {member: (member,) for member in members}
+        for group, left_out in new.items():
+            if groups.setdefault(group, left_out) != left_out or group == FULL:
+                raise InputError(f"--group must have a name of its own: found {group!r} again.")
+            if len(left_out) == len(features):
+                raise InputError(
+                    f"--group must leave a feature to train on: found {group}, which is all"
+                    f" {len(features)} features of the model: {', '.join(features[:20])}."
+                )
+    return groups
+
+
+def _skipped(skipped: Sequence[str], left_out: Sequence[str]) -> dict[str, Any]:
+    return {"features.skip": (*skipped, *left_out)} if left_out else {}
+
+
+def _chosen(config: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns overrides that set the open fields of a plain config to the values chosen for it."""
+    old, new = config_files.flatten(config), config_files.flatten(resolved)
+    chosen = {
+        path: tuple(value) if isinstance(value, list) else value
+        for path, value in new.items()
+        if old.get(path) != value and path.partition(".")[0] not in _UNCHOSEN
+    }
+    # The name of the model decides on its other fields.
+    return dict(sorted(chosen.items(), key=lambda item: item[0] != "model.name"))
+
+
+def _file_name(group: str) -> str:
+    return re.sub(r"[^\w.,=+-]", "_", group)
+
+
+def _pairs(
+    results: Sequence[RunResult], full: Sequence[RunResult]
+) -> list[tuple[RunResult, RunResult]]:
+    pairs = zip(results, full, strict=True)
+    return [(result, other) for result, other in pairs if result.is_done and other.is_done]
+
+
+def _effects(
+    results: Sequence[RunResult], full: Sequence[RunResult], names: Sequence[str]
+) -> dict[str, intervals.Interval]:
+    """Returns the change of each metric by leaving a group out. Empty: no pair has finished."""
+    pairs = _pairs(results, full)
+    if not pairs:
+        return {}
+    return {
+        name: intervals.paired(
+            [result.metrics[name] for result, _ in pairs],
+            [other.metrics[name] for _, other in pairs],
+        )
+        for name in names
+    }
+
+
+def _row(
+    group: str,
+    members: Sequence[str],
+    name: str,
+    by_group: Mapping[str, Sequence[RunResult]],
+    effect: intervals.Interval,
+) -> tuple[Any, ...]:
+    pairs = _pairs(by_group[group], by_group[FULL])
+    without, full = (
+        intervals.mean([results[i].metrics[name] for results in pairs]).value for i in (0, 1)
+    )
+    ends = [None if math.isnan(x) else x for x in effect]
+    return (group, len(members), name, len(pairs), full, without, *ends)
+
+
+def _panels(
+    order: Sequence[str],
+    effects: Mapping[str, Mapping[str, intervals.Interval]],
+    names: Sequence[str],
+) -> list[Panel]:
+    panels = []
+    largest = sorted(order, key=lambda group: -abs(effects[group][names[0]].value))[:_MOST_POINTS]
+    shown = [group for group in order if group in largest]
+    for name in names if shown else ():
+        values = [effects[group][name] for group in shown]
+        ends = [v if not math.isnan(v.low) else (v.value,) * 3 for v in values]
+        series = Series(
+            "",
+            shown,
+            [v.value for v in values],
+            [low for _, low, _ in ends],
+            [high for _, _, high in ends],
+            style="points",
+        )
+        panels.append(Panel(f"{name} without a feature", "", f"change of {name}", [series]))
+    return panels
+
+
+def _conclusion(
+    order: Sequence[str],
+    effects: Mapping[str, Mapping[str, intervals.Interval]],
+    name: str,
+) -> list[str]:
+    if not order:
+        return ["No run without a group has finished."]
+
+    def text(group: str) -> str:
+        value, low, high = effects[group][name]
+        interval = "" if math.isnan(low) else f" ({low:+.2g} to {high:+.2g})"
+        return f"Leaving out {group} changes {name} by {value:+.2g}{interval}"
+
+    intervals_of = [effects[group][name] for group in order]
+    unclear = sum(not (i.low > 0 or i.high < 0) for i in intervals_of)
+    count = f"{unclear} of {len(order)} intervals contain 0"
+    first = f"{text(order[0])}; {count}."
+    if len(order) > 1:
+        first = f"{text(order[0])}, the most of {len(order)} groups; {count}. {text(order[-1])}."
+    return [
+        first,
+        f"An interval of {intervals.CONFIDENCE:.0%} is for one group alone: of many groups without"
+        " effect, some intervals exclude 0 by chance. Similar features cost little one by one and"
+        " may cost much together, so leave them out as a group before you delete several.",
+    ]
+
+
+STUDY = Study("ablation", "what each feature or group of features adds to the model", Options, runs)

@@ -1,0 +1,399 @@
+"""Search for values of fields in declared ranges, by random points and successive halving.
+
+1. All points run on a fraction of the examples. The best of them go on with more examples.
+2. The finalists and the config run on all examples with equal seeds, which the search did not use.
+
+Points are those of a scrambled Halton sequence of SciPy, which the package needs anyway, mapped by
+the distributions of `scipy.stats`. They cover the ranges more evenly than independent points. The
+first points of a longer sequence are the same, so a larger search reuses finished runs. Search
+libraries such as scikit-learn and Optuna bring no more than that here: halving is a choice among
+results, and the runs are executed by the study.
+
+References:
+    Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012.
+    Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization,
+        AISTATS 2016.
+"""
+
+import ast
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+from scipy import stats
+
+from jaxrank import config_files
+from jaxrank.errors import InputError
+from jaxrank.studies import intervals, tuning
+from jaxrank.studies.study import (
+    Context,
+    Outcome,
+    Panel,
+    RunResult,
+    Runs,
+    RunSpec,
+    Series,
+    Study,
+    Table,
+    first_metrics,
+)
+from jaxrank.validate import field
+
+CONFIG = "config"  # name of the point without overrides
+_FIXED = ("num_steps", "num_epochs", "seed")  # fields that the study sets
+_INTERVAL = re.compile(r"(log|linear|int):(.+)\.\.(.+)")
+_FORMS = "log:LOW..HIGH, linear:LOW..HIGH, int:LOW..HIGH or VALUE|VALUE"
+_DIGITS = 4  # significant digits of a drawn number
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    range: tuple[str, ...] = field(
+        (), single=True, help=f"FIELD=RANGE, where the range is {_FORMS}; required"
+    )
+    points: int = field(16, help="number of points", at_least=1)
+    halving: int = field(
+        4,
+        help="factor by which points fall and examples rise from one round to the next; 1: all"
+        " points run on all examples",
+        at_least=1,
+    )
+    finalists: int = field(3, help="number of points that run with all seeds", at_least=1)
+    runs: int = field(3, help="number of seeds of the finalists", at_least=2)
+    examples: int = field(
+        0, help="training examples of a full run; 0: those of a run of the config", at_least=0
+    )
+    search_seed: int = field(0, help="seed of the points", at_least=0)
+
+
+class Range(NamedTuple):
+    """Values of a field.
+
+    scale: "log", "linear", "int" or "choices".
+    low, high: ends of the interval, both included. Not used by choices.
+    """
+
+    path: str
+    scale: str
+    low: float = 0.0
+    high: float = 0.0
+    choices: Sequence[Any] = ()
+
+    def value(self, quantile: float) -> Any:
+        """Returns the value at a quantile in [0, 1) of the distribution."""
+        if self.scale == "choices":
+            return self.choices[int(quantile * len(self.choices))]
+        if self.scale == "int":
+            drawn = stats.randint.ppf(quantile, int(self.low), int(self.high) + 1)
+            return min(max(int(drawn), int(self.low)), int(self.high))
+        if self.scale == "log":
+            drawn = stats.loguniform.ppf(quantile, self.low, self.high)
+        else:
+            drawn = stats.uniform.ppf(quantile, self.low, self.high - self.low)
+        return min(max(float(f"{drawn:.{_DIGITS}g}"), self.low), self.high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Results of points that run on an equal fraction of the examples.
+
+    seeds: added to the seed of the config.
+    """
+
+    fraction: float
+    seeds: Sequence[int]
+    results: dict[str, list[RunResult]] = dataclasses.field(default_factory=dict)
+
+    def order(self) -> list[str]:
+        """Returns the points with a finite loss, the best first."""
+        losses = {name: mean_loss(results) for name, results in self.results.items()}
+        return sorted(
+            (name for name, loss in losses.items() if math.isfinite(loss)), key=losses.__getitem__
+        )
+
+
+def mean_loss(results: Sequence[RunResult]) -> float:
+    return sum(map(tuning.loss, results)) / len(results)
+
+
+def runs(context: Context) -> Runs:
+    options, config = context.options, context.config
+    ranges = ranges_of(options.range, config)
+    points = drawn(ranges, options.points, options.search_seed)
+    chosen = yield from tuning.resolve(config, {})
+    specs = _Specs(config, options, chosen, points)
+    names = list(points)
+    rounds: list[Round] = []
+    shares = fractions(len(points), options.finalists, options.halving)
+    for fraction in shares:
+        rounds.append(Round(fraction, [0]))
+        yield from _execute(rounds[-1], names, specs)
+        order = _valid(rounds[-1])
+        kept = 0 if fraction == shares[-1] else math.ceil(len(names) / options.halving)
+        names = order[: max(options.finalists, kept)]
+    rounds.append(Round(1.0, range(1, options.runs + 1)))
+    yield from _execute(rounds[-1], [CONFIG, *names], specs)
+    order = _valid(rounds[-1])
+    metrics = first_metrics([r for name in order for r in rounds[-1].results[name]])
+    best = order[0]
+    return Outcome(
+        _table(rounds, metrics, ranges, specs),
+        _panels(rounds, metrics[0], ranges, specs),
+        _conclusion(rounds, metrics[0], specs),
+        config_files.override_flags(points.get(best, {})),
+    )
+
+
+def ranges_of(entries: Sequence[str], config: ConfigDict) -> list[Range]:
+    """Parses the option `range`.
+
+    Raises:
+        InputError: there is no range, a range is empty or of another form, or its field is unknown
+            or given twice.
+    """
+    ranges: dict[str, Range] = {}
+    for entry in entries:
+        path, equals, text = (part.strip() for part in entry.partition("="))
+        where = f"--range={entry}"
+        if not path or not equals:
+            raise InputError(f"--range must be FIELD=RANGE: found {entry!r}.")
+        if path in ranges:
+            raise InputError(f"{where}: {path} must have one range: found two.")
+        if path in _FIXED:
+            raise InputError(
+                f"{where}: must be another field than {', '.join(_FIXED)}, which the study sets so"
+                " that points are compared at equal examples and seeds."
+            )
+        ranges[path] = _range(path, text, where)
+        _check_field(ranges[path], config, where)
+    if not ranges:
+        raise InputError(
+            "--range must be given: found none. Declare the range of a field, such as"
+            " --range=optim.dense.base_learning_rate=log:1e-4..1e-1."
+        )
+    return list(ranges.values())
+
+
+def _range(path: str, text: str, where: str) -> Range:
+    match = _INTERVAL.fullmatch(text)
+    if not match:
+        texts = [choice.strip() for choice in text.split("|")]
+        if not all(texts) or len(texts) < 2:
+            raise InputError(f"{where}: must be {_FORMS}: found {text!r}.")
+        return Range(path, "choices", choices=[_literal(choice) for choice in texts])
+    scale = match[1]
+    try:
+        low, high = (int(end) if scale == "int" else float(end) for end in match.groups()[1:])
+    except ValueError as error:
+        kind = "whole numbers" if scale == "int" else "numbers"
+        raise InputError(f"{where}: ends must be {kind}: found {match[2]}, {match[3]}.") from error
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InputError(
+            f"{where}: must have a low end below its high end: found the empty range"
+            f" {match[2]}..{match[3]}."
+        )
+    if scale == "log" and low <= 0:
+        raise InputError(f"{where}: a log range must be above 0: found {match[2]}.")
+    return Range(path, scale, low, high)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _check_field(of_field: Range, config: ConfigDict, where: str) -> None:
+    """Raises InputError if the field does not exist. Values of existing ones may be invalid."""
+    if of_field.path not in config_files.flatten(config_files.to_plain(config)):
+        try:
+            config_files.overridden(config, {of_field.path: of_field.value(0.5)})
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+
+
+def drawn(ranges: Sequence[Range], count: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Returns {name of a point: {field: value}}, without points that are equal to earlier ones."""
+    sequence = stats.qmc.Halton(len(ranges), seed=np.random.default_rng(seed)).random(count)
+    points: dict[str, dict[str, Any]] = {}
+    for i, quantiles in enumerate(sequence):
+        point = {r.path: r.value(float(q)) for r, q in zip(ranges, quantiles, strict=True)}
+        if point not in points.values():
+            points[f"point-{i}"] = point
+    return points
+
+
+def fractions(points: int, finalists: int, halving: int) -> list[float]:
+    """Returns the fraction of the examples of each round before that of the finalists."""
+    if points <= finalists:
+        return []
+    if halving == 1:
+        return [1.0]
+    rounds = max(1, round(math.log(points / finalists, halving)))
+    return [float(halving) ** -i for i in range(rounds, 0, -1)]
+
+
+class _Specs:
+    """Makes the specs of points. Runs of equal fractions have equal examples, up to a batch."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        options: Options,
+        chosen: Mapping[str, Any],
+        points: Mapping[str, Mapping[str, Any]],
+    ):
+        self.config, self.points = config, points
+        self.resolved = config_files.flatten(chosen["config"])
+        self.examples = options.examples or chosen["num_steps"] * self.resolved["batch_size"]
+
+    def of(self, name: str, fraction: float, seed: int) -> RunSpec:
+        point = self.points.get(name, {})
+        batch = point.get("batch_size", self.resolved["batch_size"])
+        execution = point.get("steps_per_execution", self.config.steps_per_execution)
+        examples = self.examples * fraction
+        # A point with an invalid batch size fails when its config is checked.
+        steps = max(1, round(examples / batch)) if isinstance(batch, int) and batch > 0 else 1
+        never = tuning.final_evaluation(execution) if _is_count(execution) else {}
+        length = {"num_steps": steps, "num_epochs": 0.0, "seed": self.config.seed + seed}
+        share = f"{1 / fraction:g}"
+        return RunSpec(f"{name}-of{share}-seed{seed}", {**never, **length, **point})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _execute(of_round: Round, names: Sequence[str], specs: _Specs) -> Any:
+    pairs = [(name, seed) for seed in of_round.seeds for name in names]
+    results = yield [specs.of(name, of_round.fraction, seed) for name, seed in pairs]
+    for (name, _), result in zip(pairs, results, strict=True):
+        of_round.results.setdefault(name, []).append(result)
+
+
+def _valid(of_round: Round) -> list[str]:
+    """Returns the order of the points.
+
+    Raises:
+        InputError: no point has a finite loss.
+    """
+    points = {name: results for name, results in of_round.results.items() if name != CONFIG}
+    losses = [mean_loss(results) for results in points.values()]
+    if not any(map(math.isfinite, losses)):
+        errors = [r.error for results in points.values() for r in results if not r.is_done]
+        first = errors[0] if errors else "the loss is not finite."
+        raise InputError(
+            f"--range must have a valid point: found {len(points)} points, and none has a finite"
+            f" loss. The first: {first}"
+        )
+    return of_round.order()
+
+
+def _table(
+    rounds: Sequence[Round], metrics: Sequence[str], ranges: Sequence[Range], specs: _Specs
+) -> Table:
+    """Returns a row per point with its last round: the finalists, then the latest to drop out."""
+    columns = (
+        "point",
+        *(r.path for r in ranges),
+        "examples",
+        "runs",
+        *metrics,
+        "loss against config",
+        "low",
+        "high",
+    )
+    rows, listed = [], set()
+    for of_round in reversed(rounds):
+        order = of_round.order()
+        for name in (*order, *(n for n in of_round.results if n not in order)):
+            if name in listed:
+                continue
+            listed.add(name)
+            done = [r for r in of_round.results[name] if r.is_done]
+            means = [intervals.mean([r.metrics[m] for r in done]).value for m in metrics]
+            change = _change(of_round, name)
+            rows.append(
+                (
+                    name,
+                    *(_cell(_value(specs, name, r.path)) for r in ranges),
+                    round(specs.examples * of_round.fraction),
+                    len(done),
+                    *(None if math.isnan(x) else x for x in (*means, *change)),
+                )
+            )
+    return Table(columns, rows)
+
+
+def _value(specs: _Specs, name: str, path: str) -> Any:
+    return specs.points[name][path] if name in specs.points else specs.resolved.get(path)
+
+
+def _cell(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or is_number:
+        return value
+    return str(tuple(value) if isinstance(value, list) else value)
+
+
+def _change(of_round: Round, name: str) -> intervals.Interval:
+    """Returns the change of the loss from the config to a point, over equal seeds."""
+    config = of_round.results.get(CONFIG, [])
+    pairs = [
+        (tuning.loss(r), tuning.loss(c))
+        for r, c in zip(of_round.results[name], config, strict=False)
+        if math.isfinite(tuning.loss(r)) and math.isfinite(tuning.loss(c))
+    ]
+    if name == CONFIG or not pairs:
+        return intervals.Interval(math.nan, math.nan, math.nan)
+    return intervals.mean([loss - other for loss, other in pairs])
+
+
+def _panels(
+    rounds: Sequence[Round], metric: str, ranges: Sequence[Range], specs: _Specs
+) -> list[Panel]:
+    panels = []
+    for r in ranges:
+        series = []
+        for i, of_round in enumerate(rounds):
+            names = [name for name in of_round.order() if name in specs.points]
+            if r.scale == "choices":  # texts are drawn in the order in which they come
+                names.sort(key=lambda name: r.choices.index(specs.points[name][r.path]))
+            share = f"{specs.examples * of_round.fraction:,.0f} examples"
+            label = f"finalists, {share}" if i == len(rounds) - 1 else share
+            values = [specs.points[name][r.path] for name in names]
+            x = list(map(str, values)) if r.scale == "choices" else values
+            y = [mean_loss(of_round.results[name]) for name in names]
+            series.append(Series(label, x, y, style="points"))
+        x_scale = "log" if r.scale == "log" else "linear"
+        panels.append(Panel(r.path, r.path, metric, series, x_scale=x_scale))
+    return panels
+
+
+def _conclusion(rounds: Sequence[Round], metric: str, specs: _Specs) -> list[str]:
+    last = rounds[-1]
+    best, count = last.order()[0], len(last.results) - 1
+    if best == CONFIG:
+        first = f"No finalist of {count} has a lower mean {metric} than the config"
+    else:
+        value, low, high = _change(last, best)
+        first = f"{best} has the lowest mean {metric} of {count} finalists"
+        if not math.isnan(value):
+            first += f", {value:+.2g}" + (
+                "" if math.isnan(low) else f" ({low:+.2g} to {high:+.2g})"
+            )
+            first += " against the config"
+    first += f"; the search drew {len(specs.points)} points."
+    return [
+        first,
+        "The best of several is partly the luckiest on this validation split, so check it on other"
+        " data. A point that needs more examples to win may have been dropped after a short run.",
+    ]
+
+
+STUDY = Study("sweep", "search for the best values in declared ranges", Options, runs)
