@@ -254,8 +254,8 @@ def build(
 
     Args:
         inherits_store: see `inherits` of `workdir.data.locate`.
-        num_steps: last step of a job that has the shapes of the run but more steps. 0: the last
-            step of the run.
+        num_steps: last step, if more steps than in the config have the shapes of the run. 0: the last
+            step of the config.
 
     Raises:
         InputError: the config does not fit the data or the machine.
@@ -614,33 +614,33 @@ def _is_known_without(split: Split, task: int, parent: int) -> bool:
     return False
 
 
-def describe(job: Run, state: TrainState) -> str:
+def describe(run: Run, state: TrainState) -> str:
     """Describes model, tables and data as a short table, with notes on unusual settings."""
-    step_spec = job.program.step_spec
-    layout, schema, devices = step_spec.embedding.layout, job.schema, job.program.mesh.size
+    step_spec = run.program.step_spec
+    layout, schema, devices = step_spec.embedding.layout, run.schema, run.program.mesh.size
     parts = models.describe(state.params)
     layers = ", ".join(f"{name} {count:,}" for name, count in parts.items())
     in_tables = sum(stack.rows * stack.dim for stack in layout.stacks)
     stored = sum(x.nbytes for x in jax.tree.leaves(state.tables))
     flops = 3 * step_spec.model.flops(model_inputs(layout))
     table = {
-        "model": f"{job.model}, {sum(parts.values()):,} parameters: {layers}",
+        "model": f"{run.model}, {sum(parts.values()):,} parameters: {layers}",
         "tables": f"{len(schema.tables)}, {in_tables:,} parameters, {format_bytes(stored)} with"
         " optimizer state",
         "features": f"{len(schema.dense)} dense, {len(schema.categorical)} categorical,"
         f" {len(schema.ragged)} ragged",
         "FLOPs": f"{flops:,} per example in matrix products, forward and backward",
-        "examples": f"{job.train_split.rows:,}",
-        "steps": f"{job.run_schedule.num_steps:,} of {job.config.batch_size:,} examples",
+        "examples": f"{run.train_split.rows:,}",
+        "steps": f"{run.run_schedule.num_steps:,} of {run.config.batch_size:,} examples",
         "devices": f"{devices} ({jax.default_backend()})",
     }
     lines = [f"{name:<11}{value}" for name, value in table.items()]
     if step_spec.embedding.on_cpu and not step_spec.embedding.is_native:
         lines.append(f"Table rows and layers are left to XLA, which is slower: {native.missing()}")
-    if job.run_schedule.next_days:
+    if run.run_schedule.next_days:
         lines.append(
-            f"{len(job.train_split.days)} days, one after another;"
-            f" {len(job.run_schedule.next_days)}"
+            f"{len(run.train_split.days)} days, one after another;"
+            f" {len(run.run_schedule.next_days)}"
             " evaluations, each of a day that no step has seen"
         )
     if step_spec.embedding.l2_scope == "table":

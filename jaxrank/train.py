@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxrank import config as configs
 from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
-from jaxrank import run as jobs
+from jaxrank import run as runs
 from jaxrank.batch_statistics import reestimated
 from jaxrank.config_files import hyperparameters
 from jaxrank.errors import InputError, RunError, StoppedError
@@ -108,61 +108,61 @@ def train(
         config = _with_choices(config, directory, init_from)
         if not allow_config_change:
             workdirs.check_config(directory, config)
-        job = jobs.build(config, directory, report_once)
-        config = job.config
-        stack.callback(job.checkpoints.close)
-        stack.callback(job.batches.close)
+        run = runs.build(config, directory, report_once)
+        config = run.config
+        stack.callback(run.checkpoints.close)
+        stack.callback(run.batches.close)
 
         def new() -> TrainState:
             return (
-                start.start(job, init_from, report_once)
+                start.start(run, init_from, report_once)
                 if init_from
-                else job.first_state(report_once)
+                else run.first_state(report_once)
             )
 
-        state = job.start(
+        state = run.start(
             new,
             allow_config_change=allow_config_change,
             allow_older_checkpoint=allow_older_checkpoint,
             report=report_once,
         )
         first_step = int(state.step)
-        workdirs.save(directory, config, job.schema, job.hot)
+        workdirs.save(directory, config, run.schema, run.hot)
         workdirs.mark_finished(directory, False)  # only now, after all checks of the command
-        described = jobs.describe(job, state)
+        described = runs.describe(run, state)
         report_once(described)
 
         writer = stack.enter_context(open_writer(directory, first_step, began=timer.began))
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
-        writer.hparams(hyperparameters(config), _compared(job))
+        writer.hparams(hyperparameters(config), _compared(run))
         writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
         last.begin(first_step)
-        newest = job.checkpoints.step()
+        newest = run.checkpoints.step()
         recorder = Recorder(
             writer,
             progress,
             last,
             report_once,
-            schema=job.schema,
-            mesh=job.program.mesh,
-            buffers=job.program.buffers,
+            schema=run.schema,
+            mesh=run.program.mesh,
+            buffers=run.program.buffers,
             batch_size=config.batch_size,
-            run_schedule=job.run_schedule,
-            spikes=job.history.spikes,
+            run_schedule=run.run_schedule,
+            spikes=run.history.spikes,
             on_nonfinite=config.watch.on_nonfinite,
             most_skipped=config.watch.most_skipped,
-            checkpoint="" if newest is None else job.checkpoints.directory(newest),
+            checkpoint="" if newest is None else run.checkpoints.directory(newest),
             began=timer.began,
         )
 
         def put(batches: Batch) -> Batch:
             last.keep(batches)
-            return meshes.put_batch(batches, job.program.mesh, leading=1)
+            return meshes.put_batch(batches, run.program.mesh, leading=1)
 
-        feed = stack.enter_context(contextlib.closing(DevicePrefetcher(job.batches, put)))
+        feed = stack.enter_context(contextlib.closing(DevicePrefetcher(run.batches, put)))
         with (
-            ShutdownSignal(job.program.largest, job.program.mesh) as stop,
+            ShutdownSignal(run.program.largest, run.program.mesh) as stop,
             Watchdog(config.watch.hang_seconds) as watch,
             Profile(
                 traced,
@@ -171,14 +171,14 @@ def train(
                 recorder.finish,
                 report_once,
                 steps_per_execution=config.steps_per_execution,
-                num_steps=job.run_schedule.num_steps,
+                num_steps=run.run_schedule.num_steps,
             ) as profiler,
         ):
-            milestones = Milestones(job, recorder, writer, watch, timer, report_once)
+            milestones = Milestones(run, recorder, writer, watch, timer, report_once)
             session = loop.Session(
-                train=job.program.train,
-                steps_per_execution=job.steps_per_execution,
-                num_steps=job.run_schedule.num_steps,
+                train=run.program.train,
+                steps_per_execution=run.steps_per_execution,
+                num_steps=run.run_schedule.num_steps,
                 feed=feed,
                 recorder=recorder,
                 milestones=milestones,
@@ -189,39 +189,39 @@ def train(
             timer.enter("training")
             state = loop.run(session, state)
             timer.enter("saving")
-            job.checkpoints.wait()  # within the block, or a signal would interrupt the save
+            run.checkpoints.wait()  # within the block, or a signal would interrupt the save
             workdirs.mark_finished(directory, True)
         timer.enter("evaluation")
-        result = _result(job, state, milestones.scores, recorder.examples_per_second, timer)
+        result = _result(run, state, milestones.scores, recorder.examples_per_second, timer)
         result = result._replace(trained_steps=result.step - first_step)
         if baseline:
-            result = result._replace(baseline=_baseline(job))
+            result = result._replace(baseline=_baseline(run))
         writer.flush()
-        _summarise(job, result, described, page)
+        _summarise(run, result, described, page)
         return result
 
 
-def _compared(job: Run) -> list[str]:
+def _compared(run: Run) -> list[str]:
     """Returns the tags that TensorBoard compares runs by: the first two metrics of each task."""
-    return [f"{t.name}/{m.name}" for t in job.schema.tasks for m in METRICS[t.kind][:2]]
+    return [f"{t.name}/{m.name}" for t in run.schema.tasks for m in METRICS[t.kind][:2]]
 
 
-def _summarise(job: Run, result: Result, described: str, page: bool) -> None:
+def _summarise(run: Run, result: Result, described: str, page: bool) -> None:
     """Writes summary.json, and the report if it is wanted, in process 0."""
     with processes.together():
         if not processes.is_first():
             return
         summary.write(
-            job.directory,
+            run.directory,
             result,
-            config=job.config,
-            store=job.store,
-            tables=summary.tables_of(job.schema, job.hot),
-            devices=f"{job.program.mesh.size} x {meshes.platform(job.program.mesh)}",
+            config=run.config,
+            store=run.store,
+            tables=summary.tables_of(run.schema, run.hot),
+            devices=f"{run.program.mesh.size} x {meshes.platform(run.program.mesh)}",
             description=described,
         )
         if page:
-            pages.write([collect.collect(job.directory)], job.directory / pages.NAME)
+            pages.write([collect.collect(run.directory)], run.directory / pages.NAME)
 
 
 def _with_choices(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
@@ -245,13 +245,13 @@ def _check_baseline(config: ConfigDict) -> None:
         )
 
 
-def _baseline(job: Run) -> dict[str, Any]:
+def _baseline(run: Run) -> dict[str, Any]:
     """Fits the regression on the splits of the run, in process 0."""
     fitted = None
     with processes.together():
         if processes.is_first():
-            valid = job.open_split(job.run_schedule.valid)
-            fitted = regression.fit(job.train_split, valid, job.schema)._asdict()
+            valid = run.open_split(run.run_schedule.valid)
+            fitted = regression.fit(run.train_split, valid, run.schema)._asdict()
     return processes.from_first(fitted)
 
 
@@ -263,23 +263,23 @@ class Milestones:
 
     def __init__(
         self,
-        job: Run,
+        run: Run,
         recorder: Recorder,
         writer: Writer,
         watch: Watchdog,
         timer: PhaseTimer,
         report: Report,
     ):
-        self._job, self._recorder, self._writer = job, recorder, writer
+        self._run, self._recorder, self._writer = run, recorder, writer
         self._watch, self._timer, self._report = watch, timer, report
         self._saved = time.monotonic()  # or started
         self.scores: dict[int, scoring.Scores] = {}
 
     def continues(self, step: int) -> bool:
-        return step < self._job.run_schedule.num_steps and not self._job.history.monitor.should_stop
+        return step < self._run.run_schedule.num_steps and not self._run.history.monitor.should_stop
 
     def save_is_due(self) -> bool:
-        now, every = time.monotonic(), self._job.save_every_seconds
+        now, every = time.monotonic(), self._run.save_every_seconds
         if not every or now - self._saved < every:
             return False
         self._saved = (
@@ -288,18 +288,18 @@ class Milestones:
         return True
 
     def is_due(self, step: int, asked: Asked) -> bool:
-        run_schedule = self._job.run_schedule
+        run_schedule = self._run.run_schedule
         is_saved = step == run_schedule.num_steps or step % run_schedule.save_every == 0
         return bool(asked.signal or asked.save or is_saved or run_schedule.evaluated(step))
 
     def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
-        run_schedule, monitor = self._job.run_schedule, self._job.history.monitor
+        run_schedule, monitor = self._run.run_schedule, self._run.history.monitor
         last = step == run_schedule.num_steps
         if signal and not last:
             self._report_saving(step, signal)
         self._recorder.finish()
-        job = self._job
-        state = reestimated(job.program, job.recent_batches, step, state)
+        run = self._run
+        state = reestimated(run.program, run.recent_batches, step, state)
         metric, undefined, worse = None, "", dict[str, str]()
         if split := run_schedule.evaluated(step):
             with self._timer.phase("evaluation"):
@@ -309,7 +309,7 @@ class Milestones:
             undefined = _undefined(monitor, split, metric)
             if not undefined and monitor.update(step, metric):
                 state = state._replace(lr_multiplier=state.lr_multiplier * monitor.reduce_lr_factor)
-            trained = {k: v for k, v in scores.metrics.items() if k not in _untrained(job)}
+            trained = {k: v for k, v in scores.metrics.items() if k not in _untrained(run)}
             worse = worse_than_constant(trained)
             if worse and monitor.best_step == step:
                 self._report(
@@ -322,7 +322,7 @@ class Milestones:
             self._save(step, state, metric, worse)
         self._watch.alive()
         if undefined:
-            self._job.checkpoints.wait()
+            self._run.checkpoints.wait()
             raise RunError(f"{undefined} Step {step} is saved in {self._recorder.checkpoint}.")
         if signal and not last and not monitor.should_stop:
             raise self._stopped(step, signal)
@@ -331,8 +331,8 @@ class Milestones:
     def interrupt(self, step: int, state: TrainState, signal: int) -> NoReturn:
         self._report_saving(step, signal)
         self._recorder.finish()
-        self._job.checkpoints.wait()
-        if step and not self._job.checkpoints.is_there(step):
+        self._run.checkpoints.wait()
+        if step and not self._run.checkpoints.is_there(step):
             # Without new statistics of batch norm, because the input delivers no batches.
             self._save(step, state, None)
         raise self._stopped(step, signal)
@@ -346,48 +346,48 @@ class Milestones:
     def _save(
         self, step: int, state: TrainState, metric: float | None, worse: Iterable[str] = ()
     ) -> None:
-        if not self._job.program.is_finite(weights_of(state)):
+        if not self._run.program.is_finite(weights_of(state)):
             raise RunError(
                 f"step {step}: parameters and tables must be finite: found NaN or infinity."
                 f" The last good checkpoint is {self._recorder.checkpoint}."
             )
-        self._job.save(step, state, metric, worse)
+        self._run.save(step, state, metric, worse)
         self._saved = time.monotonic()
-        self._recorder.checkpoint = self._job.checkpoints.directory(step)
+        self._recorder.checkpoint = self._run.checkpoints.directory(step)
 
     def _stopped(self, step: int, number: int) -> StoppedError:
         """Waits for the checkpoint and returns the error that stops the run."""
-        self._job.checkpoints.wait()
+        self._run.checkpoints.wait()
         return StoppedError(
-            f"stopped after step {step} of {self._job.run_schedule.num_steps} by"
+            f"stopped after step {step} of {self._run.run_schedule.num_steps} by"
             f" {Signals(number).name}; the same command resumes from {self._recorder.checkpoint}.",
             number,
         )
 
     def _evaluate(self, step: int, state: TrainState, split: str) -> scoring.Scores:
-        job = self._job
-        scores = _scores(job, weights_of(state), split)
-        day = split.partition("/")[2] if job.run_schedule.next_days else ""
+        run = self._run
+        scores = _scores(run, weights_of(state), split)
+        day = split.partition("/")[2] if run.run_schedule.next_days else ""
         if day:
-            job.history.day_scores.add(step, day, scores.metrics)
+            run.history.day_scores.add(step, day, scores.metrics)
         self._writer.write(step, flatten_metrics(scores.metrics), kind="valid", day=day)
         if processes.is_first():
             self._writer.image(step, "reliability", draw_reliability(scores.buckets))
         self._writer.flush()
         on = f", on {day}" if day else ""
-        self._report(evaluation_line(f"step {step}{on}", scores.metrics, _untrained(job)))
+        self._report(evaluation_line(f"step {step}{on}", scores.metrics, _untrained(run)))
         return scores
 
 
-def _scores(job: Run, weights: Weights, split: str) -> scoring.Scores:
-    predictor, size = job.program.predictor, job.eval_batch_size
-    return scoring.evaluate(predictor, weights, job.open_split(split), size)
+def _scores(run: Run, weights: Weights, split: str) -> scoring.Scores:
+    predictor, size = run.program.predictor, run.eval_batch_size
+    return scoring.evaluate(predictor, weights, run.open_split(split), size)
 
 
-def _untrained(job: Run) -> tuple[str, ...]:
-    step_spec = job.program.step_spec
+def _untrained(run: Run) -> tuple[str, ...]:
+    step_spec = run.program.step_spec
     idle = idle_tasks(step_spec.task_weights, step_spec.parents)
-    return tuple(job.schema.tasks[i].name for i in idle)
+    return tuple(run.schema.tasks[i].name for i in idle)
 
 
 def _undefined(monitor: Monitor, split: str, metric: float) -> str:
@@ -408,25 +408,25 @@ def _undefined(monitor: Monitor, split: str, metric: float) -> str:
 
 
 def _result(
-    job: Run,
+    run: Run,
     state: TrainState,
     scores: dict[int, scoring.Scores],
     examples_per_second: float,
     timer: PhaseTimer,
 ) -> Result:
     """Returns the result of the run: the checkpoint with its scores, or the scores of each day."""
-    step = job.checkpoints.step("best" if job.history.monitor.early_stopping_patience else "newest")
+    step = run.checkpoints.step("best" if run.history.monitor.early_stopping_patience else "newest")
     assert step is not None
     metrics: scoring.Metrics = {}
     reference, shown = None, scores.get(step)
-    by_day = job.history.day_scores.to_state() if job.run_schedule.next_days else []
+    by_day = run.history.day_scores.to_state() if run.run_schedule.next_days else []
     if by_day:
         metrics = days.mean([score["metrics"] for score in by_day])
-        reference = days.references(job.store, job.train_split.name, by_day)
-    elif job.run_schedule.valid:
-        shown = shown or _checkpoint_scores(job, state, step)
+        reference = days.references(run.store, run.train_split.name, by_day)
+    elif run.run_schedule.valid:
+        shown = shown or _checkpoint_scores(run, state, step)
         metrics = shown.metrics
-        reference = scoring.reference(job.open_split(job.run_schedule.valid), job.schema)
+        reference = scoring.reference(run.open_split(run.run_schedule.valid), run.schema)
     phase_seconds = timer.seconds()
     return Result(
         step=int(state.step),
@@ -436,21 +436,21 @@ def _result(
         metrics=metrics,
         best_possible=reference.best_possible if reference else None,
         constant=reference.constant if reference else None,
-        checkpoint=job.checkpoints.directory(step),
+        checkpoint=run.checkpoints.directory(step),
         checkpoint_step=step,
         days=by_day,
-        untrained=_untrained(job),
+        untrained=_untrained(run),
         buckets=shown.buckets if shown else {},
         histograms=shown.histograms if shown else {},
     )
 
 
-def _checkpoint_scores(job: Run, state: TrainState, step: int) -> scoring.Scores:
+def _checkpoint_scores(run: Run, state: TrainState, step: int) -> scoring.Scores:
     """Scores the checkpoint of `step`, which this command did not score during training."""
     weights = weights_of(state)
     if step != int(state.step):
-        predictor = job.program.predictor
-        weights = job.checkpoints.restore_weights(
+        predictor = run.program.predictor
+        weights = run.checkpoints.restore_weights(
             step, predictor.weights_shape, predictor.weights_sharding
         )
-    return _scores(job, weights, job.run_schedule.valid)
+    return _scores(run, weights, run.run_schedule.valid)

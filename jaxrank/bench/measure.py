@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from jaxrank import config as configs
 from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
-from jaxrank import run as jobs
+from jaxrank import run as runs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
 from jaxrank.data.store.split import Split
@@ -62,7 +62,7 @@ class Bench(NamedTuple):
 
 
 def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Report) -> Bench:
-    """Measures the job that `train` would run. Changes nothing of a run in `workdir`.
+    """Measures the run that `train` would run. Changes nothing of a run in `workdir`.
 
     Args:
         config: see `config.default`.
@@ -77,23 +77,23 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         raise InputError(f"bench must run in one process: found {processes.place()[1]}.")
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
-    with _built(config, workdir, report) as job:
-        config = job.config
+    with _built(config, workdir, report) as run:
+        config = run.config
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
         execution = config.steps_per_execution * config.batch_size
-        put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
+        put = functools.partial(meshes.put_batch, mesh=run.program.mesh, leading=1)
         report("Measuring the input")
-        input_speed = executions_per_second(job.batches, ahead, seconds)
-        host = next(job.batches)
+        input_speed = executions_per_second(run.batches, ahead, seconds)
+        host = next(run.batches)
         report("Measuring the step, and both")
-        with contextlib.closing(DevicePrefetcher(job.batches, put)) as feed:
-            rounds = _compare(job, put(host), feed, ahead, ahead / input_speed, seconds)
-        job.batches.close()
+        with contextlib.closing(DevicePrefetcher(run.batches, put)) as feed:
+            rounds = _compare(run, put(host), feed, ahead, ahead / input_speed, seconds)
+        run.batches.close()
         alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
         rates = Throughput(execution * input_speed, execution * alone, execution * both)
 
         report("Measuring the stages")
-        stages = _input_stages(job, config.data, 0.8 * seconds)
+        stages = _input_stages(run, config.data, 0.8 * seconds)
         stages["transfer"] = 1e6 / execution / _puts_per_second(put, host, 0.2 * seconds)
         stages["step"] = 1e6 / rates.step
         limit = limit_of(rates, stages)
@@ -101,23 +101,23 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
             rates=rates,
             stages=stages,
             limit=limit,
-            advice=advice_on(limit, rates, stages, _setting(job, config.data)),
-            device=f"{job.program.mesh.size} x {jax.devices()[0].device_kind}",
+            advice=advice_on(limit, rates, stages, _setting(run, config.data)),
+            device=f"{run.program.mesh.size} x {jax.devices()[0].device_kind}",
             batch_size=config.batch_size,
         )
 
 
 def input_rate(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Report) -> float:
     """Measures the input alone, in examples/s. Compiles nothing. See `bench`."""
-    with _built(config, workdir, report) as job:
-        ahead = _ahead(job.steps_per_execution, job.config.data.prefetch_batches)
-        rate = executions_per_second(job.batches, ahead, seconds)
-        return job.steps_per_execution * job.config.batch_size * rate
+    with _built(config, workdir, report) as run:
+        ahead = _ahead(run.steps_per_execution, run.config.data.prefetch_batches)
+        rate = executions_per_second(run.batches, ahead, seconds)
+        return run.steps_per_execution * run.config.batch_size * rate
 
 
 @contextlib.contextmanager
 def _built(config: ConfigDict, workdir: str | Path, report: Report) -> Iterator[Run]:
-    """Builds the job of a run without evaluation and without end."""
+    """Builds the run of a run without evaluation and without end."""
     directory = workdirs.directory(workdir)
     config = _unevaluated(config)
     with contextlib.ExitStack() as stack:
@@ -125,10 +125,10 @@ def _built(config: ConfigDict, workdir: str | Path, report: Report) -> Iterator[
         most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
         if (directory / "config.json").is_file():
             config = defaults.inherit(config, workdirs.load_config(directory))
-        job = jobs.build(config, directory, report, inherits_store=True, num_steps=most)
-        stack.callback(job.batches.close)
-        job.checkpoints.close()
-        yield job
+        run = runs.build(config, directory, report, inherits_store=True, num_steps=most)
+        stack.callback(run.batches.close)
+        run.checkpoints.close()
+        yield run
 
 
 def _unevaluated(config: ConfigDict) -> ConfigDict:
@@ -201,12 +201,12 @@ class Clock:
         raise AssertionError("no signal is handled")
 
 
-def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
+def _session(run: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
     """Makes the session of `train`, with a clock in place of everything that writes or listens."""
-    execution = job.steps_per_execution
+    execution = run.steps_per_execution
     profiler = Profile(
         None,
-        job.directory,
+        run.directory,
         0,
         lambda: None,
         print,
@@ -214,7 +214,7 @@ def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
         num_steps=_MOST_STEPS,
     )
     return loop.Session(
-        train=job.program.train,
+        train=run.program.train,
         steps_per_execution=execution,
         num_steps=_MOST_STEPS,
         feed=batches,
@@ -227,7 +227,7 @@ def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
 
 
 def _compare(
-    job: Run, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
+    run: Run, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
 ) -> list[tuple[float, float]]:
     """Measures executions/s with one repeated batch, and with the batches of `feed`, by round.
 
@@ -238,12 +238,12 @@ def _compare(
         pause: seconds until the input has prefetched all that it can.
         seconds: for each of the two, over all rounds.
     """
-    state = job.program.init()
+    state = run.program.init()
 
     def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
         nonlocal state
         clock = Clock(warm, seconds)
-        state = jax.block_until_ready(loop.run(_session(job, batches, clock), state))
+        state = jax.block_until_ready(loop.run(_session(run, batches, clock), state))
         return clock.executions_per_second
 
     rounds = max(3, round(seconds / _ROUND))
@@ -257,24 +257,24 @@ def _compare(
     return speeds
 
 
-def _input_stages(job: Run, data: Mapping[str, Any], seconds: float) -> dict[str, float]:
+def _input_stages(run: Run, data: Mapping[str, Any], seconds: float) -> dict[str, float]:
     on_one_thread = {**data, "num_workers": 0, "prefetch_batches": 0}
-    program = job.program
+    program = run.program
 
     def make(split: Split) -> Any:
-        return jobs.make_batches(
+        return runs.make_batches(
             on_one_thread,
             split,
             program.predictor.layout,
             batch_size=program.shape.batch_size,
-            steps_per_execution=job.steps_per_execution,
+            steps_per_execution=run.steps_per_execution,
             seed=program.step_spec.seed,
-            num_steps=job.run_schedule.num_steps,
-            room_steps=job.batches.room_steps,
+            num_steps=run.run_schedule.num_steps,
+            room_steps=run.batches.room_steps,
         )
 
-    execution = job.steps_per_execution * program.shape.batch_size
-    return input_stages.measure(job.train_split, make, execution, seconds)
+    execution = run.steps_per_execution * program.shape.batch_size
+    return input_stages.measure(run.train_split, make, execution, seconds)
 
 
 def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
@@ -282,14 +282,14 @@ def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
     return executions_per_second(transfers, _COMPILED, seconds)
 
 
-def _setting(job: Run, data: ConfigDict) -> Setting:
+def _setting(run: Run, data: ConfigDict) -> Setting:
     return Setting(
         cores=len(os.sched_getaffinity(0)),
-        on_host=meshes.platform(job.program.mesh) == "cpu",
-        batch_size=job.program.shape.batch_size,
-        steps_per_execution=job.steps_per_execution,
+        on_host=meshes.platform(run.program.mesh) == "cpu",
+        batch_size=run.program.shape.batch_size,
+        steps_per_execution=run.steps_per_execution,
         shards=data.shards,
-        num_workers=job.batches.num_workers,
+        num_workers=run.batches.num_workers,
         prefetch_batches=data.prefetch_batches,
         window_blocks=data.window_blocks,
         compression=data.compression,

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import run as jobs
+from jaxrank import run as runs
 from jaxrank.build import make_step_spec
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.program import CompiledSteps
@@ -25,7 +25,7 @@ _TOLERANCE = {"cpu": 1e-3}
 _OTHERS = 1e-2
 
 
-STORE = "data"  # the store of the job, in the folder of the self-test
+STORE = "data"  # the store of the run, in the folder of the self-test
 _MOST_STEPS = 2**30
 
 
@@ -36,14 +36,14 @@ def whole_mesh() -> Mesh:
 
 @contextmanager
 def built(config: ConfigDict, folder: Path) -> Iterator[Run]:
-    """Builds the job on all devices, with batches without end. Prepares its store first."""
+    """Builds the run on all devices, with batches without end. Prepares its store first."""
     most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
-    job = jobs.build(config, folder, lambda _: None, num_steps=most)
-    job.checkpoints.close()
+    run = runs.build(config, folder, lambda _: None, num_steps=most)
+    run.checkpoints.close()
     try:
-        yield job
+        yield run
     finally:
-        job.batches.close()
+        run.batches.close()
 
 
 class Trained(NamedTuple):
@@ -53,7 +53,7 @@ class Trained(NamedTuple):
     logits: np.ndarray
 
 
-def check(job: Run, executions: int, *, each_device: bool) -> Verdict:
+def check(run: Run, executions: int, *, each_device: bool) -> Verdict:
     """Fails if a device alone trains another model than all devices together.
 
     Every process compares one of its devices, on batches that it reads alone.
@@ -62,19 +62,19 @@ def check(job: Run, executions: int, *, each_device: bool) -> Verdict:
         executions: number of executions of `steps_per_execution` steps.
         each_device: compare all devices, not only the first of each process.
     """
-    mesh = job.program.mesh
+    mesh = run.program.mesh
     if mesh.size == 1 and not each_device:
         return Verdict(NOT_APPLICABLE, "one device")
-    together = _train(job.program, job, job.batches, mesh, executions)
+    together = _train(run.program, run, run.batches, mesh, executions)
     worst, where = 0.0, mesh.local_devices[0]
     devices = mesh.local_devices if each_device else mesh.local_devices[:1]
     for device in devices:
-        alone = _alone(job, device, executions)
+        alone = _alone(run, device, executions)
         difference = _difference(together, alone)
         if not difference <= worst:  # also NaN
             worst, where = difference, device
     tolerance = _TOLERANCE.get(meshes.platform(mesh), _OTHERS)
-    steps = executions * job.steps_per_execution
+    steps = executions * run.steps_per_execution
     return passes(
         worst <= tolerance,
         f"{steps} steps on {mesh.size} devices and on {where} alone differ by {worst:.1e}"
@@ -84,45 +84,45 @@ def check(job: Run, executions: int, *, each_device: bool) -> Verdict:
     )
 
 
-def _alone(job: Run, device: Any, executions: int) -> Trained:
+def _alone(run: Run, device: Any, executions: int) -> Trained:
     """Trains on one device of this process, with the whole batches."""
-    config, program = job.config, job.program
+    config, program = run.config, run.program
     mesh = meshes.mesh_of([device], 1)
     step_spec = make_step_spec(
         config,
         program.predictor.layout,
         mesh,
-        num_steps=job.run_schedule.num_steps,
+        num_steps=run.run_schedule.num_steps,
         room={},
     )
     single = CompiledSteps(step_spec, mesh, program.shape)
-    batches = jobs.make_batches(
+    batches = runs.make_batches(
         {**config.data, "num_workers": 0, "prefetch_batches": 0},
-        job.train_split,
+        run.train_split,
         program.predictor.layout,
         batch_size=config.batch_size,
-        steps_per_execution=job.steps_per_execution,
+        steps_per_execution=run.steps_per_execution,
         seed=config.seed,
-        num_steps=job.run_schedule.num_steps,
-        room_steps=job.batches.room_steps,
-        room=job.batches.room,
+        num_steps=run.run_schedule.num_steps,
+        room_steps=run.batches.room_steps,
+        room=run.batches.room,
         process=(0, 1),
     )
     try:
-        return _train(single, job, batches, mesh, executions)
+        return _train(single, run, batches, mesh, executions)
     finally:
         batches.close()
 
 
 def _train(
-    program: CompiledSteps, job: Run, batches: TrainBatches, mesh: Mesh, executions: int
+    program: CompiledSteps, run: Run, batches: TrainBatches, mesh: Mesh, executions: int
 ) -> Trained:
     put = _putter(mesh)
     batches.seek(0)
-    state, losses = program.init(job.base_rates), []
+    state, losses = program.init(run.base_rates), []
     for _ in range(executions):
         state, metrics = program.train(
-            state, put(next(batches), 1), np.int32(job.steps_per_execution)
+            state, put(next(batches), 1), np.int32(run.steps_per_execution)
         )
         losses.append(np.asarray(metrics.loss))
     batch = jax.tree.map(lambda x: x[0], next(batches))

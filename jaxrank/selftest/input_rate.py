@@ -22,26 +22,26 @@ _INPUT = 1.2
 _WARM = 2  # executions until programs are compiled and arrays have their final place
 
 
-def check(job: Run, seconds: float) -> Verdict:
+def check(run: Run, seconds: float) -> Verdict:
     """Fails if the step waits for the input.
 
     Args:
         seconds: duration of each of the three measurements.
     """
-    mesh, execution = job.program.mesh, job.steps_per_execution * job.config.batch_size
-    batches = job.batches
+    mesh, execution = run.program.mesh, run.steps_per_execution * run.config.batch_size
+    batches = run.batches
     host = next(batches)
     on_devices = meshes.put_batch(host, mesh, leading=1)
-    state = job.program.init(job.base_rates)
+    state = run.program.init(run.base_rates)
 
     def step(batch: Any) -> None:
         nonlocal state
-        count = np.int32(job.steps_per_execution)
-        state, metrics = job.program.train(state, batch, count)
+        count = np.int32(run.steps_per_execution)
+        state, metrics = run.program.train(state, batch, count)
         jax.block_until_ready(metrics.loss)
 
     alone = execution / _seconds(step, itertools.repeat(on_devices), seconds)
-    ahead = -(-job.config.data.prefetch_batches // job.steps_per_execution) + 1
+    ahead = -(-run.config.data.prefetch_batches // run.steps_per_execution) + 1
     read = execution * min(processes.from_all(executions_per_second(batches, ahead, seconds)))
     feed = DevicePrefetcher(batches, lambda b: meshes.put_batch(b, mesh, leading=1))
     try:

@@ -65,11 +65,11 @@ class _Older(NamedTuple):
         return self.weights, ""
 
 
-def start(job: Run, source: str, report: Report) -> TrainState:
+def start(new_run: Run, source: str, report: Report) -> TrainState:
     """Creates the first state of a run from the checkpoint `source`, and reports what was copied.
 
     Args:
-        job: the new run.
+        new_run: the run that starts.
         source: WORKDIR/checkpoints/STEP, or a workdir. The latter means its best checkpoint if that
             run stops early, and its newest one otherwise.
         report: receives the summary.
@@ -79,16 +79,16 @@ def start(job: Run, source: str, report: Report) -> TrainState:
             table is needed and absent.
     """
     older = _open(source)
-    _check_tasks(older, job.schema)
+    _check_tasks(older, new_run.schema)
     with processes.together():
-        rows = _same_rows(older, job.store)
-    state = job.program.init()
+        rows = _same_rows(older, new_run.store)
+    state = new_run.program.init()
     with processes.together():
-        state, carried = _with_layers(state, older, job)
-        state = _with_tables(state, older, job, rows)
+        state, carried = _with_layers(state, older, new_run)
+        state = _with_tables(state, older, new_run, rows)
     messages = [
-        *_feature_changes(older, job),
-        *_table_changes(older, job, rows),
+        *_feature_changes(older, new_run),
+        *_table_changes(older, new_run, rows),
         *_layer_changes(carried),
     ]
     if not older.is_asked_for and not older.is_finished:
@@ -154,11 +154,13 @@ def _same_rows(older: _Older, store: Store) -> Rows:
     }
 
 
-def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState, CarriedLayers]:
-    step_spec = job.program.step_spec
+def _with_layers(
+    state: TrainState, older: _Older, new_run: Run
+) -> tuple[TrainState, CarriedLayers]:
+    step_spec = new_run.program.step_spec
     inputs = InputMap(older.run.model(), older.layout, step_spec)
     stored, prefix = older.starting_weights(bool(step_spec.ema_decay))
-    same_optimizer = older.run.optimizers["dense"] == job.optimizers["dense"]
+    same_optimizer = older.run.optimizers["dense"] == new_run.optimizers["dense"]
 
     def read(name: str) -> np.ndarray:
         if name.startswith("opt_state."):
@@ -172,7 +174,7 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
         for field in ("bias", "scale")
         if f"{prefix}{field}" in stored
     }
-    if not _same_model(older, job):
+    if not _same_model(older, new_run):
         names = []
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
     carried = carry_layers(layers, inputs, names, read, same_optimizer=same_optimizer)
@@ -181,7 +183,7 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
     # for runs with averaged weights: the average uses the same count and would forget its start.
     if (
         step_spec.embedding.row_optimizer.counts_steps
-        and not _same_row_optimizer(older, job)
+        and not _same_row_optimizer(older, new_run)
         and not state.average
     ):
         steps = np.zeros_like(steps)
@@ -193,7 +195,7 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
     if not state.average:
         return new_state, carried
     del layers["opt_state"]
-    names = older.weights.names if _same_model(older, job) else []
+    names = older.weights.names if _same_model(older, new_run) else []
     averaged = carry_layers(layers, inputs, names, older.weights.read, same_optimizer=False)
     average = {field: _put(tree, getattr(state, field)) for field, tree in averaged.layers.items()}
     for field in ("bias", "scale"):
@@ -213,20 +215,20 @@ def _put(values: Any, like: Any) -> Any:
     )
 
 
-def _same_model(older: _Older, job: Run) -> bool:
-    return older.run.model_name == job.model
+def _same_model(older: _Older, new_run: Run) -> bool:
+    return older.run.model_name == new_run.model
 
 
-def _same_row_optimizer(older: _Older, job: Run) -> bool:
-    return older.run.optimizers["tables"] == job.optimizers["tables"]
+def _same_row_optimizer(older: _Older, new_run: Run) -> bool:
+    return older.run.optimizers["tables"] == new_run.optimizers["tables"]
 
 
-def _with_tables(state: TrainState, older: _Older, job: Run, rows: Rows) -> TrainState:
-    step_spec = job.program.step_spec
+def _with_tables(state: TrainState, older: _Older, new_run: Run, rows: Rows) -> TrainState:
+    step_spec = new_run.program.step_spec
     mapped = {name: row for name, row in rows.items() if isinstance(row, np.ndarray)}
     moves = plan_moves(older.layout, step_spec.embedding.layout, mapped)
     stored, prefix = older.starting_weights(bool(step_spec.ema_decay))
-    same_rule = _same_row_optimizer(older, job)
+    same_rule = _same_row_optimizer(older, new_run)
     tables, averages = dict(state.tables), dict(state.average.rows) if state.average else {}
     for stack, of_stack in moves.items():
         for part in step_spec.embedding.parts[stack]:
@@ -248,10 +250,10 @@ def _with_tables(state: TrainState, older: _Older, job: Run, rows: Rows) -> Trai
     return state._replace(average=state.average._replace(rows=averages)) if averages else state
 
 
-def _feature_changes(older: _Older, job: Run) -> list[str]:
+def _feature_changes(older: _Older, new_run: Run) -> list[str]:
     before, after = (
         [f.name for part in (s.dense, s.categorical, s.ragged) for f in part]
-        for s in (older.layout.schema, job.schema)
+        for s in (older.layout.schema, new_run.schema)
     )
     messages = []
     for what, these, others in (("new", after, before), ("dropped", before, after)):
@@ -259,7 +261,7 @@ def _feature_changes(older: _Older, job: Run) -> list[str]:
         if names:
             messages.append(f"{what} features: {', '.join(names)}")
     was = {f.name: f for f in older.layout.schema.dense}
-    scaled = [f.name for f in job.schema.dense if was.get(f.name, f) != f]
+    scaled = [f.name for f in new_run.schema.dense if was.get(f.name, f) != f]
     if scaled:
         messages.append(
             f"dense features with another scale, to which layers must adapt: {', '.join(scaled)}"
@@ -267,14 +269,14 @@ def _feature_changes(older: _Older, job: Run) -> list[str]:
     return messages
 
 
-def _table_changes(older: _Older, job: Run, rows: Rows) -> list[str]:
+def _table_changes(older: _Older, new_run: Run, rows: Rows) -> list[str]:
     old_dims, new_dims = (
         {name: stack.dim for stack in layout.stacks for name in stack.tables}
-        for layout in (older.layout, job.program.step_spec.embedding.layout)
+        for layout in (older.layout, new_run.program.step_spec.embedding.layout)
     )
     messages, carried = [], []
     total = np.zeros(3, np.int64)
-    for table in job.schema.tables:
+    for table in new_run.schema.tables:
         row = rows.get(table.name, "new table")
         if isinstance(row, np.ndarray) and old_dims[table.name] != new_dims[table.name]:
             row = f"dim {old_dims[table.name]} -> {new_dims[table.name]}"
@@ -293,7 +295,7 @@ def _table_changes(older: _Older, job: Run, rows: Rows) -> list[str]:
     gone = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
     if gone:
         messages.append(f"dropped tables: {', '.join(gone)}")
-    if not _same_row_optimizer(older, job):
+    if not _same_row_optimizer(older, new_run):
         messages.append("state of the table optimizer reinitialised (another optimizer)")
     return messages
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank import run as jobs
+from jaxrank import run as runs
 from jaxrank.batch_statistics import reestimated
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import score as scoring
@@ -53,25 +53,25 @@ def train(
     """
     configs.check(config)
     with contextlib.ExitStack() as stack:
-        job = jobs.build(config, directory, report)
-        stack.callback(job.checkpoints.close)
-        stack.callback(job.batches.close)
-        if not 1 <= workers <= job.run_schedule.num_steps:
+        run = runs.build(config, directory, report)
+        stack.callback(run.checkpoints.close)
+        stack.callback(run.batches.close)
+        if not 1 <= workers <= run.run_schedule.num_steps:
             raise InputError(
                 "workers must be at least 1 and at most the number of steps, which is"
-                f" {job.run_schedule.num_steps}: found {workers}."
+                f" {run.run_schedule.num_steps}: found {workers}."
             )
 
         def put(batches: Batch) -> Batch:
-            return meshes.put_batch(batches, job.program.mesh, leading=1)
+            return meshes.put_batch(batches, run.program.mesh, leading=1)
 
-        feed = stack.enter_context(contextlib.closing(DevicePrefetcher(job.batches, put)))
-        pushes = _Pushes(job, workers, schedule_seed)
-        state = pushes.run(job.first_state(report), feed)
-        state = reestimated(job.program, job.recent_batches, pushes.num_steps, state)
-        split = job.open_split(job.run_schedule.valid)
+        feed = stack.enter_context(contextlib.closing(DevicePrefetcher(run.batches, put)))
+        pushes = _Pushes(run, workers, schedule_seed)
+        state = pushes.run(run.first_state(report), feed)
+        state = reestimated(run.program, run.recent_batches, pushes.num_steps, state)
+        split = run.open_split(run.run_schedule.valid)
         scores = scoring.evaluate(
-            job.program.predictor, weights_of(state), split, job.eval_batch_size
+            run.program.predictor, weights_of(state), split, run.eval_batch_size
         )
         staleness = np.concatenate(pushes.staleness)
         return Trained(state, staleness, pushes.rate(), flatten_metrics(scores.metrics))
@@ -93,18 +93,18 @@ class _Pushes:
     only pull, and the last W only push, whose pulls of an old batch have no effect.
     """
 
-    def __init__(self, job: Run, workers: int, schedule_seed: int):
-        self.num_steps = job.run_schedule.num_steps
+    def __init__(self, run: Run, workers: int, schedule_seed: int):
+        self.num_steps = run.run_schedule.num_steps
         self.staleness: list[np.ndarray] = []
-        self._job, self._workers = job, workers
-        self._steps = AsynchronousSteps(job.program, workers)
+        self._run, self._workers = run, workers
+        self._steps = AsynchronousSteps(run.program, workers)
         self._places = places(worker_order(schedule_seed, workers, self.num_steps), workers)
-        self._averages = bool(job.program.step_spec.ema_decay)
+        self._averages = bool(run.program.step_spec.ema_decay)
         self._times: list[tuple[int, float]] = []  # (pushes, time) after each execution
         self._pending: Any = None
 
     def run(self, state: TrainState, feed: Iterator[Batch]) -> TrainState:
-        size, batches, slots = self._job.steps_per_execution, None, None
+        size, batches, slots = self._run.steps_per_execution, None, None
         skipped = pushed = 0
         for first in range(0, self.num_steps + self._workers, size):
             if first < self.num_steps:
@@ -137,7 +137,7 @@ class _Pushes:
     def rate(self) -> float:
         """Returns examples/s after the first execution; 0 if there is only one."""
         (first, began), (last, ended) = self._times[0], self._times[-1]
-        examples = (last - first) * self._job.program.shape.batch_size
+        examples = (last - first) * self._run.program.shape.batch_size
         return examples / (ended - began) if last > first else 0.0
 
     def _parts(self, first: int, pulls: int, size: int) -> list[tuple[int, int]]:
@@ -160,7 +160,7 @@ class _Pushes:
         losses = np.asarray(metrics.loss)[start:stop]
         self.staleness.append(np.asarray(staleness)[start:stop])
         self._times.append((push + stop - start, time.perf_counter()))
-        skips = self._job.program.step_spec.skips
+        skips = self._run.program.step_spec.skips
         bad = np.flatnonzero(~np.isfinite(losses))
         if bad.size and not skips:
             at = int(bad[0])
