@@ -254,7 +254,7 @@ def build(
 
     Args:
         inherits_store: see `inherits` of `workdir.data.locate`.
-        num_steps: last step, if more steps than in the config have the shapes of the run. 0: the last
+        num_steps: last step, for more steps than in the config with the same shapes. 0: the last
             step of the config.
 
     Raises:

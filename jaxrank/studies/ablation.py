@@ -1,4 +1,4 @@
-"""What each feature, or group of features, adds to the model: runs without it, beside full ones.
+"""Contribution of each feature, or group of features: runs without it, beside full ones.
 
 Each group is left out in runs of its own, by `features.skip`. They have the seeds of the runs with
 all features, and are compared with them seed by seed. Open fields of the config have the values of

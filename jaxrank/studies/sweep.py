@@ -1,9 +1,9 @@
 """Search for values of fields in declared ranges, by random points and successive halving.
 
-1. All points run on a fraction of the examples. The best of them go on with more examples.
+1. All points run on a fraction of the examples. The best of them continue with more examples.
 2. The finalists and the config run on all examples with equal seeds, which the search did not use.
 
-Points are those of a scrambled Halton sequence of SciPy, which the package needs anyway, mapped by
+Points come from a scrambled Halton sequence of SciPy, which the package needs anyway, mapped by
 the distributions of `scipy.stats`. They cover the ranges more evenly than independent points. The
 first points of a longer sequence are the same, so a larger search reuses finished runs. Search
 libraries such as scikit-learn and Optuna bring no more than that here: halving is a choice among
@@ -65,7 +65,7 @@ class Options:
     finalists: int = field(3, help="number of points that run with all seeds", at_least=1)
     runs: int = field(3, help="number of seeds of the finalists", at_least=2)
     examples: int = field(
-        0, help="training examples of a full run; 0: those of a run of the config", at_least=0
+        0, help="training examples of a full run; 0: as many as a run of the config", at_least=0
     )
     search_seed: int = field(0, help="seed of the points", at_least=0)
 
