@@ -276,20 +276,13 @@ def build(
     room_steps = run_schedule.num_steps if num_steps else 0
     if num_steps:
         run_schedule = run_schedule._replace(num_steps=num_steps)
-    executions = {field: config[field] for field in ("batch_size", "steps_per_execution")}
     # Days that are evaluated belong to the training split, or follow it.
     by_day = config.data.valid == NEXT_DAY
     evaluated = store.split(
         config.data.train.partition("/")[0] if by_day else run_schedule.valid or split.name,
         "data.valid",
     )
-    text = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
-    processes.check_same(f"the data in {store.path}", text)
-    _check_labels(split, report)
-    if config.data.valid:
-        _check_metric(config.eval, metric, evaluated)
-    for name in untrained(config, store.schema):
-        report(f"The weight of {name} in task_weights is 0: this task is not trained")
+    _check_data(config, store, split, evaluated, metric, report)
     labels = _label_statistics(split, config.data.order)
     _report_epochs(config.num_epochs, run_schedule, split.rows, config.batch_size, report)
     group = packing.group_size(config.batch_size, config.data.shards)
@@ -308,54 +301,22 @@ def build(
     for line in placed.messages:
         report(line)
     layout = placed.layout
-    batches = make_batches(
-        config.data,
-        split,
-        layout,
-        seed=config.seed,
-        num_steps=run_schedule.num_steps,
-        room_steps=room_steps,
-        **executions,
+    batches, recent_batches = _open_batches(
+        config, split, layout, num_steps=run_schedule.num_steps, room_steps=room_steps
     )
-    # Read between steps by the training process itself.
-    beside = {**config.data, "num_workers": 0, "prefetch_batches": 0}
-    recent_batches = make_batches(
-        beside,
-        split,
-        layout,
-        seed=config.seed,
-        num_steps=run_schedule.num_steps,
-        room_steps=room_steps,
-        room=batches.room,
-        batch_size=config.batch_size,
-        steps_per_execution=1,
-    )
-    _report_room(batches, report)
-    if config.data.num_workers == _AUTOMATIC and batches.num_workers:
-        report(f"{batches.num_workers} processes make batches (data.num_workers)")
-    if config.data.valid == NEXT_DAY:
-        first = batches.first_steps
+    _report_batches(config, batches, report)
+    if by_day:
         chosen = days.plan_evaluations(
             store,
             split,
-            first,
+            batches.first_steps,
             train=config.data.train,
             num_steps=run_schedule.num_steps,
-            **executions,
+            batch_size=config.batch_size,
+            steps_per_execution=config.steps_per_execution,
         )
         run_schedule = run_schedule._replace(next_days=chosen)
-    if batches.capacities and batches.group < _SMALL_GROUP:
-        report(
-            f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
-            f" from {_SMALL_GROUP} to {MAX_GROUP}, so lists are packed {batches.group} examples at"
-            " a time, with much padding. A larger power of two is best."
-        )
-    watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
-    watched["metric"] = metric
-    evaluated_on = ""
-    if config.data.valid:
-        evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
-    monitor = make_monitor(store.schema.tasks, evaluated_on=evaluated_on, **watched)
+    monitor = _make_monitor(config, store.schema, evaluated, metric)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     step_spec = make_step_spec(
         config, layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
@@ -393,6 +354,61 @@ def build(
     )
 
 
+def _check_data(
+    config: ConfigDict,
+    store: Store,
+    split: Split,
+    evaluated: Split,
+    metric: str,
+    report: Report,
+) -> None:
+    """Checks that processes have equal data, and labels that the run can train and evaluate on."""
+    text = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
+    processes.check_same(f"the data in {store.path}", text)
+    _check_labels(split, report)
+    if config.data.valid:
+        _check_metric(config.eval, metric, evaluated)
+    for name in untrained(config, store.schema):
+        report(f"The weight of {name} in task_weights is 0: this task is not trained")
+
+
+def _open_batches(
+    config: ConfigDict, split: Split, layout: Layout, *, num_steps: int, room_steps: int
+) -> tuple[TrainBatches, TrainBatches]:
+    """Opens `batches` and `recent_batches` of a run."""
+    limits = dict(seed=config.seed, num_steps=num_steps, room_steps=room_steps)
+    batches = make_batches(
+        config.data,
+        split,
+        layout,
+        batch_size=config.batch_size,
+        steps_per_execution=config.steps_per_execution,
+        **limits,
+    )
+    # Read between steps by the training process itself.
+    beside = {**config.data, "num_workers": 0, "prefetch_batches": 0}
+    recent_batches = make_batches(
+        beside,
+        split,
+        layout,
+        room=batches.room,
+        batch_size=config.batch_size,
+        steps_per_execution=1,
+        **limits,
+    )
+    return batches, recent_batches
+
+
+def _make_monitor(config: ConfigDict, schema: Schema, evaluated: Split, metric: str) -> Monitor:
+    watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
+    watched["metric"] = metric
+    evaluated_on = ""
+    if config.data.valid:
+        by_day = config.data.valid == NEXT_DAY
+        evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
+    return make_monitor(schema.tasks, evaluated_on=evaluated_on, **watched)
+
+
 def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
     """Returns the statistics of the labels that training starts with; None if they are absent.
 
@@ -418,6 +434,19 @@ def _check_room(program: CompiledSteps) -> None:
             f"tables and layers with their optimizers need {format_bytes(needed)}, which must fit"
             f" the memory of this machine: it has {format_bytes(total)}. `jaxrank plan` shows which"
             " tables are large."
+        )
+
+
+def _report_batches(config: ConfigDict, batches: TrainBatches, report: Report) -> None:
+    """Reports room for lists, worker processes, and groups that are small."""
+    _report_room(batches, report)
+    if config.data.num_workers == _AUTOMATIC and batches.num_workers:
+        report(f"{batches.num_workers} processes make batches (data.num_workers)")
+    if batches.capacities and batches.group < _SMALL_GROUP:
+        report(
+            f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
+            f" from {_SMALL_GROUP} to {MAX_GROUP}, so lists are packed {batches.group} examples at"
+            " a time, with much padding. A larger power of two is best."
         )
 
 

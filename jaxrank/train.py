@@ -4,7 +4,7 @@ import contextlib
 import math
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from signal import Signals
 from typing import Any, NoReturn
@@ -114,11 +114,9 @@ def train(
         stack.callback(run.batches.close)
 
         def new() -> TrainState:
-            return (
-                start.start(run, init_from, report_once)
-                if init_from
-                else run.first_state(report_once)
-            )
+            if init_from:
+                return start.start(run, init_from, report_once)
+            return run.first_state(report_once)
 
         state = run.start(
             new,
@@ -138,67 +136,97 @@ def train(
         writer.hparams(hyperparameters(config), _compared(run))
         writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
         last.begin(first_step)
-        newest = run.checkpoints.step()
-        recorder = Recorder(
-            writer,
-            progress,
-            last,
+        recorder = _make_recorder(run, writer, progress, last, report_once, timer.began)
+        profiler = Profile(
+            traced,
+            directory,
+            first_step,
+            recorder.finish,
             report_once,
-            schema=run.schema,
-            mesh=run.program.mesh,
-            buffers=run.program.buffers,
-            batch_size=config.batch_size,
-            run_schedule=run.run_schedule,
-            spikes=run.history.spikes,
-            on_nonfinite=config.watch.on_nonfinite,
-            most_skipped=config.watch.most_skipped,
-            checkpoint="" if newest is None else run.checkpoints.directory(newest),
-            began=timer.began,
+            steps_per_execution=config.steps_per_execution,
+            num_steps=run.run_schedule.num_steps,
         )
 
-        def put(batches: Batch) -> Batch:
-            last.keep(batches)
-            return meshes.put_batch(batches, run.program.mesh, leading=1)
+        def milestones_of(watch: Watchdog) -> Milestones:
+            return Milestones(run, recorder, writer, watch, timer, report_once)
 
-        feed = stack.enter_context(contextlib.closing(DevicePrefetcher(run.batches, put)))
-        with (
-            ShutdownSignal(run.program.largest, run.program.mesh) as stop,
-            Watchdog(config.watch.hang_seconds) as watch,
-            Profile(
-                traced,
-                directory,
-                first_step,
-                recorder.finish,
-                report_once,
-                steps_per_execution=config.steps_per_execution,
-                num_steps=run.run_schedule.num_steps,
-            ) as profiler,
-        ):
-            milestones = Milestones(run, recorder, writer, watch, timer, report_once)
-            session = loop.Session(
-                train=run.program.train,
-                steps_per_execution=run.steps_per_execution,
-                num_steps=run.run_schedule.num_steps,
-                feed=feed,
-                recorder=recorder,
-                milestones=milestones,
-                profiler=profiler,
-                watch=watch,
-                stop=stop,
-            )
-            timer.enter("training")
-            state = loop.run(session, state)
-            timer.enter("saving")
-            run.checkpoints.wait()  # within the block, or a signal would interrupt the save
-            workdirs.mark_finished(directory, True)
+        state, scores = _execute(run, state, recorder, profiler, milestones_of, last, timer)
         timer.enter("evaluation")
-        result = _result(run, state, milestones.scores, recorder.examples_per_second, timer)
+        result = _result(run, state, scores, recorder.examples_per_second, timer)
         result = result._replace(trained_steps=result.step - first_step)
         if baseline:
             result = result._replace(baseline=_baseline(run))
         writer.flush()
         _summarise(run, result, described, page)
         return result
+
+
+def _make_recorder(
+    run: Run,
+    writer: Writer,
+    progress: Progress,
+    last: LastBatches,
+    report: Report,
+    began: float,
+) -> Recorder:
+    newest = run.checkpoints.step()
+    return Recorder(
+        writer,
+        progress,
+        last,
+        report,
+        schema=run.schema,
+        mesh=run.program.mesh,
+        buffers=run.program.buffers,
+        batch_size=run.config.batch_size,
+        run_schedule=run.run_schedule,
+        spikes=run.history.spikes,
+        on_nonfinite=run.config.watch.on_nonfinite,
+        most_skipped=run.config.watch.most_skipped,
+        checkpoint="" if newest is None else run.checkpoints.directory(newest),
+        began=began,
+    )
+
+
+def _execute(
+    run: Run,
+    state: TrainState,
+    recorder: Recorder,
+    profile_of_steps: Profile,
+    milestones_of: Callable[[Watchdog], "Milestones"],
+    last: LastBatches,
+    timer: PhaseTimer,
+) -> tuple[TrainState, dict[int, scoring.Scores]]:
+    """Runs the loop to its end, and returns the last state and `Milestones.scores`."""
+
+    def put(batches: Batch) -> Batch:
+        last.keep(batches)
+        return meshes.put_batch(batches, run.program.mesh, leading=1)
+
+    with (
+        contextlib.closing(DevicePrefetcher(run.batches, put)) as feed,
+        ShutdownSignal(run.program.largest, run.program.mesh) as stop,
+        Watchdog(run.config.watch.hang_seconds) as watch,
+        profile_of_steps as profiler,
+    ):
+        milestones = milestones_of(watch)
+        session = loop.Session(
+            train=run.program.train,
+            steps_per_execution=run.steps_per_execution,
+            num_steps=run.run_schedule.num_steps,
+            feed=feed,
+            recorder=recorder,
+            milestones=milestones,
+            profiler=profiler,
+            watch=watch,
+            stop=stop,
+        )
+        timer.enter("training")
+        state = loop.run(session, state)
+        timer.enter("saving")
+        run.checkpoints.wait()  # within the block, or a signal would interrupt the save
+        workdirs.mark_finished(run.directory, True)
+    return state, milestones.scores
 
 
 def _compared(run: Run) -> list[str]:
