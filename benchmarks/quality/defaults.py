@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 from ml_collections import ConfigDict
-from scipy import stats
 
 from benchmarks.harness.arguments import positive, run_main
 from jaxrank.config import default
+from jaxrank.metrics import run_intervals
 from jaxrank.train import train
 
 TABLES = [20_000, 3_000, 500, 100, 20, 10]  # rows of the generated id features
@@ -175,14 +175,9 @@ def main() -> None:
         folder = args.workdir.absolute() / name.replace(" ", "_").replace(",", "").replace("%", "")
         pairs = list(differences(folder, config_of, args.seeds))
         regression, change = (np.array(column) for column in zip(*pairs, strict=True))
-        half = float("nan")
-        if len(change) > 1:
-            error = change.std(ddof=1) / len(change) ** 0.5
-            half = stats.t.ppf(0.975, len(change) - 1) * error
-        mean = change.mean()
+        mean, low, high = run_intervals.mean(change)
         print(
-            f"| {name} | {regression.mean():.4f} | {mean:+.2%} |"
-            f" {mean - half:+.2%} to {mean + half:+.2%} |",
+            f"| {name} | {regression.mean():.4f} | {mean:+.2%} | {low:+.2%} to {high:+.2%} |",
             flush=True,
         )
 

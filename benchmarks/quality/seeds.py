@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.harness.arguments import positive, run_main
 from benchmarks.harness.checkout import environment
@@ -34,6 +33,7 @@ from jaxrank.config import FREE
 from jaxrank.config_files import differences, load, to_plain
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
+from jaxrank.metrics import run_intervals
 
 Scores = dict[str, list[float]]  # by metric, one value per seed
 
@@ -146,13 +146,8 @@ def compared(name: str, scores: Scores, first: Scores | None) -> None:
         line = f"{name}: {metric}: mean {np.mean(values):.5f}"
         line += f", deviation {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
         if first is not None and metric in first and len(values) > 1:
-            differences = np.subtract(values, first[metric])
-            mean, error = (
-                differences.mean(),
-                differences.std(ddof=1) / len(differences) ** 0.5,
-            )
-            half = stats.t.ppf(0.975, len(differences) - 1) * error
-            line += f"; difference {mean:+.5f}, from {mean - half:+.5f} to {mean + half:+.5f}"
+            mean, low, high = run_intervals.paired(values, first[metric])
+            line += f"; difference {mean:+.5f}, from {low:+.5f} to {high:+.5f}"
         print(line, flush=True)
 
 

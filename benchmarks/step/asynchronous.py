@@ -40,7 +40,7 @@ def synchronous(job: Any, batches: list[Any]) -> Iterator[None]:
 def asynchronous(job: Any, batches: list[Any], workers: int) -> Iterator[None]:
     import jax
 
-    from jaxrank.studies.asynchronous import AsynchronousSteps, places, worker_order
+    from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, worker_order
 
     program, size = AsynchronousSteps(job.program, workers), job.steps_per_execution
     state = job.program.init()

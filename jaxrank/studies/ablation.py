@@ -6,7 +6,6 @@ the full model in all runs.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 from jaxrank import config_files
 from jaxrank.data.spec import skip
 from jaxrank.errors import InputError
-from jaxrank.studies import intervals, tuning
+from jaxrank.metrics import run_intervals
+from jaxrank.studies import tuning
 from jaxrank.studies.study import (
     Context,
     Outcome,
@@ -26,6 +26,7 @@ from jaxrank.studies.study import (
     Study,
     Table,
     first_metrics,
+    known,
 )
 from jaxrank.validate import field
 
@@ -158,13 +159,13 @@ def _pairs(
 
 def _effects(
     results: Sequence[RunResult], full: Sequence[RunResult], names: Sequence[str]
-) -> dict[str, intervals.Interval]:
+) -> dict[str, run_intervals.Interval]:
     """Returns the change of each metric by leaving a group out. Empty: no pair has finished."""
     pairs = _pairs(results, full)
     if not pairs:
         return {}
     return {
-        name: intervals.paired(
+        name: run_intervals.paired(
             [result.metrics[name] for result, _ in pairs],
             [other.metrics[name] for _, other in pairs],
         )
@@ -177,51 +178,40 @@ def _row(
     members: Sequence[str],
     name: str,
     by_group: Mapping[str, Sequence[RunResult]],
-    effect: intervals.Interval,
+    effect: run_intervals.Interval,
 ) -> tuple[Any, ...]:
     pairs = _pairs(by_group[group], by_group[FULL])
     without, full = (
-        intervals.mean([results[i].metrics[name] for results in pairs]).value for i in (0, 1)
+        run_intervals.mean([results[i].metrics[name] for results in pairs]).value for i in (0, 1)
     )
-    ends = [None if math.isnan(x) else x for x in effect]
-    return (group, len(members), name, len(pairs), full, without, *ends)
+    return (group, len(members), name, len(pairs), full, without, *known(effect))
 
 
 def _panels(
     order: Sequence[str],
-    effects: Mapping[str, Mapping[str, intervals.Interval]],
+    effects: Mapping[str, Mapping[str, run_intervals.Interval]],
     names: Sequence[str],
 ) -> list[Panel]:
     panels = []
     largest = sorted(order, key=lambda group: -abs(effects[group][names[0]].value))[:_MOST_POINTS]
     shown = [group for group in order if group in largest]
     for name in names if shown else ():
-        values = [effects[group][name] for group in shown]
-        ends = [v if not math.isnan(v.low) else (v.value,) * 3 for v in values]
-        series = Series(
-            "",
-            shown,
-            [v.value for v in values],
-            [low for _, low, _ in ends],
-            [high for _, _, high in ends],
-            style="points",
-        )
+        changes = {group: effects[group][name] for group in shown}
+        series = Series.with_intervals("", changes, style="points")
         panels.append(Panel(f"{name} without a feature", "", f"change of {name}", [series]))
     return panels
 
 
 def _conclusion(
     order: Sequence[str],
-    effects: Mapping[str, Mapping[str, intervals.Interval]],
+    effects: Mapping[str, Mapping[str, run_intervals.Interval]],
     name: str,
 ) -> list[str]:
     if not order:
         return ["No run without a group has finished."]
 
     def text(group: str) -> str:
-        value, low, high = effects[group][name]
-        interval = "" if math.isnan(low) else f" ({low:+.2g} to {high:+.2g})"
-        return f"Leaving out {group} changes {name} by {value:+.2g}{interval}"
+        return f"Leaving out {group} changes {name} by {effects[group][name].text()}"
 
     intervals_of = [effects[group][name] for group in order]
     unclear = sum(not (i.low > 0 or i.high < 0) for i in intervals_of)
@@ -231,9 +221,9 @@ def _conclusion(
         first = f"{text(order[0])}, the most of {len(order)} groups; {count}. {text(order[-1])}."
     return [
         first,
-        f"An interval of {intervals.CONFIDENCE:.0%} is for one group alone: of many groups without"
-        " effect, some intervals exclude 0 by chance. Similar features cost little one by one and"
-        " may cost much together, so leave them out as a group before you delete several.",
+        f"An interval of {run_intervals.CONFIDENCE:.0%} is for one group alone: of many groups"
+        " without effect, some intervals exclude 0 by chance. Similar features cost little one by"
+        " one and may cost much together, so leave them out as a group before you delete several.",
     ]
 
 

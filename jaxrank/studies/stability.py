@@ -6,12 +6,12 @@ examples, with learning rates that are tuned for each number of workers.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrank.errors import InputError
-from jaxrank.studies import intervals, tuning
+from jaxrank.metrics import run_intervals
+from jaxrank.studies import tuning
 from jaxrank.studies.study import (
     Context,
     Outcome,
@@ -23,6 +23,8 @@ from jaxrank.studies.study import (
     Study,
     Table,
     first_metrics,
+    known,
+    training_kind,
 )
 from jaxrank.validate import field
 
@@ -83,16 +85,10 @@ class Group:
             RunSpec(
                 f"{self.side}-{self.varies}-{i}",
                 {**overrides, "seed": seed + i * by_seed},
-                *_kind(self.workers, i),
+                *training_kind(self.workers, i),
             )
             for i in range(1 if is_single else context.options.runs)
         ]
-
-
-def _kind(workers: int, schedule_seed: int) -> tuple[str, dict[str, int]]:
-    if workers == SYNCHRONOUS:
-        return "train", {}
-    return "asynchronous", {"workers": workers, "schedule_seed": schedule_seed}
 
 
 def runs(context: Context) -> Runs:
@@ -111,7 +107,7 @@ def runs(context: Context) -> Runs:
         kinds = ("schedule",) if workers == 1 else ("schedule", "both")
         groups += [Group(workers, varies) for varies in kinds]
     sides = {
-        group.side: RunSpec(group.side, common, *_kind(group.workers, 0))
+        group.side: RunSpec(group.side, common, *training_kind(group.workers, 0))
         for group in groups
         if group.workers != 1
     }
@@ -159,7 +155,7 @@ def _table(
             values = _values(results, name)
             if not values:
                 continue
-            deviation = intervals.deviation(values)
+            deviation = run_intervals.deviation(values)
             rows.append(
                 (
                     "asynchronous" if group.workers else "synchronous",
@@ -167,8 +163,8 @@ def _table(
                     group.varies,
                     name,
                     len(values),
-                    intervals.mean(values).value,
-                    *(None if math.isnan(x) else x for x in deviation),
+                    run_intervals.mean(values).value,
+                    *known(deviation),
                     min(values),
                     max(values),
                     sum(s["mean"] for s in stale) / len(stale) if stale else None,
@@ -192,7 +188,7 @@ def _panels(by_group: Mapping[Group, list[RunResult]], names: Sequence[str]) -> 
             )
         panels.append(Panel(f"{name}, one point per run", "", name, series))
     deviations = {
-        group: intervals.deviation(_values(results, names[0]))
+        group.label: run_intervals.deviation(_values(results, names[0]))
         for group, results in by_group.items()
         if len(_values(results, names[0])) > 1
     }
@@ -201,16 +197,7 @@ def _panels(by_group: Mapping[Group, list[RunResult]], names: Sequence[str]) -> 
             f"deviation of {names[0]}, 95% interval",
             "",
             "deviation",
-            [
-                Series(
-                    "",
-                    [group.label for group in deviations],
-                    [d.value for d in deviations.values()],
-                    [d.low for d in deviations.values()],
-                    [d.high for d in deviations.values()],
-                    style="points",
-                )
-            ],
+            [Series.with_intervals("", deviations, style="points")],
         )
     )
     return [*panels, *_staleness_panel(by_group)]
@@ -237,8 +224,7 @@ def _conclusion(by_group: Mapping[Group, list[RunResult]], names: Sequence[str])
     name = names[0]
 
     def text(group: Group) -> str:
-        deviation = intervals.deviation(_values(by_group[group], name))
-        return f"{deviation.value:.2g} ({deviation.low:.2g} to {deviation.high:.2g})"
+        return run_intervals.deviation(_values(by_group[group], name)).text(".2g")
 
     first = (
         f"The deviation of {name} between synchronous runs with several seeds is"

@@ -14,11 +14,13 @@ and returns an `Outcome`.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
+from jaxrank.metrics.run_intervals import Interval
 from jaxrank.report import Report
 
 
@@ -94,6 +96,21 @@ class Series:
     style: str = "line"
     color: str = ""
 
+    @classmethod
+    def with_intervals(
+        cls, label: str, points: Mapping[Any, Interval], style: str = "line"
+    ) -> "Series":
+        """Returns the series of {x: interval}. A value without interval has one of width 0."""
+        values = points.values()
+        return cls(
+            label,
+            list(points),
+            [v.value for v in values],
+            [v.value if math.isnan(v.low) else v.low for v in values],
+            [v.value if math.isnan(v.high) else v.high for v in values],
+            style,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
@@ -163,3 +180,15 @@ def first_metrics(results: Sequence[RunResult], count: int = 2) -> list[str]:
             if name not in of_task:
                 of_task.append(name)
     return [name for of_task in names.values() for name in of_task[:count]]
+
+
+def known(values: Iterable[float]) -> list[float | None]:
+    """Returns values for the cells of a table: None in place of NaN."""
+    return [None if math.isnan(value) else value for value in values]
+
+
+def training_kind(workers: int, schedule_seed: int) -> tuple[str, dict[str, int]]:
+    """Returns kind and settings of a run that trains. workers: 0 for synchronous training."""
+    if not workers:
+        return "train", {}
+    return "asynchronous", {"workers": workers, "schedule_seed": schedule_seed}

@@ -15,12 +15,10 @@ References:
         AISTATS 2016.
 """
 
-import ast
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -28,7 +26,9 @@ from scipy import stats
 
 from jaxrank import config_files
 from jaxrank.errors import InputError
-from jaxrank.studies import intervals, tuning
+from jaxrank.metrics import run_intervals
+from jaxrank.studies import tuning
+from jaxrank.studies.ranges import FORMS, Range, parse_ranges
 from jaxrank.studies.study import (
     Context,
     Outcome,
@@ -40,20 +40,18 @@ from jaxrank.studies.study import (
     Study,
     Table,
     first_metrics,
+    known,
 )
 from jaxrank.validate import field
 
 CONFIG = "config"  # name of the point without overrides
 _FIXED = ("num_steps", "num_epochs", "seed")  # fields that the study sets
-_INTERVAL = re.compile(r"(log|linear|int):(.+)\.\.(.+)")
-_FORMS = "log:LOW..HIGH, linear:LOW..HIGH, int:LOW..HIGH or VALUE|VALUE"
-_DIGITS = 4  # significant digits of a drawn number
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     range: tuple[str, ...] = field(
-        (), single=True, help=f"FIELD=RANGE, where the range is {_FORMS}; required"
+        (), single=True, help=f"FIELD=RANGE, where the range is {FORMS}; required"
     )
     points: int = field(16, help="number of points", at_least=1)
     halving: int = field(
@@ -70,33 +68,6 @@ class Options:
     search_seed: int = field(0, help="seed of the points", at_least=0)
 
 
-class Range(NamedTuple):
-    """Values of a field.
-
-    scale: "log", "linear", "int" or "choices".
-    low, high: ends of the interval, both included. Not used by choices.
-    """
-
-    path: str
-    scale: str
-    low: float = 0.0
-    high: float = 0.0
-    choices: Sequence[Any] = ()
-
-    def value(self, quantile: float) -> Any:
-        """Returns the value at a quantile in [0, 1) of the distribution."""
-        if self.scale == "choices":
-            return self.choices[int(quantile * len(self.choices))]
-        if self.scale == "int":
-            drawn = stats.randint.ppf(quantile, int(self.low), int(self.high) + 1)
-            return min(max(int(drawn), int(self.low)), int(self.high))
-        if self.scale == "log":
-            drawn = stats.loguniform.ppf(quantile, self.low, self.high)
-        else:
-            drawn = stats.uniform.ppf(quantile, self.low, self.high - self.low)
-        return min(max(float(f"{drawn:.{_DIGITS}g}"), self.low), self.high)
-
-
 @dataclasses.dataclass(frozen=True)
 class Round:
     """Results of points that run on an equal fraction of the examples.
@@ -110,19 +81,15 @@ class Round:
 
     def order(self) -> list[str]:
         """Returns the points with a finite loss, the best first."""
-        losses = {name: mean_loss(results) for name, results in self.results.items()}
+        losses = {name: tuning.mean_loss(results) for name, results in self.results.items()}
         return sorted(
             (name for name, loss in losses.items() if math.isfinite(loss)), key=losses.__getitem__
         )
 
 
-def mean_loss(results: Sequence[RunResult]) -> float:
-    return sum(map(tuning.loss, results)) / len(results)
-
-
 def runs(context: Context) -> Runs:
     options, config = context.options, context.config
-    ranges = ranges_of(options.range, config)
+    ranges = parse_ranges(options.range, config, fixed=_FIXED)
     points = drawn(ranges, options.points, options.search_seed)
     chosen = yield from tuning.resolve(config, {})
     specs = _Specs(config, options, chosen, points)
@@ -146,75 +113,6 @@ def runs(context: Context) -> Runs:
         _conclusion(rounds, metrics[0], specs),
         config_files.override_flags(points.get(best, {})),
     )
-
-
-def ranges_of(entries: Sequence[str], config: ConfigDict) -> list[Range]:
-    """Parses the option `range`.
-
-    Raises:
-        InputError: there is no range, a range is empty or of another form, or its field is unknown
-            or given twice.
-    """
-    ranges: dict[str, Range] = {}
-    for entry in entries:
-        path, equals, text = (part.strip() for part in entry.partition("="))
-        where = f"--range={entry}"
-        if not path or not equals:
-            raise InputError(f"--range must be FIELD=RANGE: found {entry!r}.")
-        if path in ranges:
-            raise InputError(f"{where}: {path} must have one range: found two.")
-        if path in _FIXED:
-            raise InputError(
-                f"{where}: must be another field than {', '.join(_FIXED)}, which the study sets so"
-                " that points are compared at equal examples and seeds."
-            )
-        ranges[path] = _range(path, text, where)
-        _check_field(ranges[path], config, where)
-    if not ranges:
-        raise InputError(
-            "--range must be given: found none. Declare the range of a field, such as"
-            " --range=optim.dense.base_learning_rate=log:1e-4..1e-1."
-        )
-    return list(ranges.values())
-
-
-def _range(path: str, text: str, where: str) -> Range:
-    match = _INTERVAL.fullmatch(text)
-    if not match:
-        texts = [choice.strip() for choice in text.split("|")]
-        if not all(texts) or len(texts) < 2:
-            raise InputError(f"{where}: must be {_FORMS}: found {text!r}.")
-        return Range(path, "choices", choices=[_literal(choice) for choice in texts])
-    scale = match[1]
-    try:
-        low, high = (int(end) if scale == "int" else float(end) for end in match.groups()[1:])
-    except ValueError as error:
-        kind = "whole numbers" if scale == "int" else "numbers"
-        raise InputError(f"{where}: ends must be {kind}: found {match[2]}, {match[3]}.") from error
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise InputError(
-            f"{where}: must have a low end below its high end: found the empty range"
-            f" {match[2]}..{match[3]}."
-        )
-    if scale == "log" and low <= 0:
-        raise InputError(f"{where}: a log range must be above 0: found {match[2]}.")
-    return Range(path, scale, low, high)
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
-
-
-def _check_field(of_field: Range, config: ConfigDict, where: str) -> None:
-    """Raises InputError if the field does not exist. Values of existing ones may be invalid."""
-    if of_field.path not in config_files.flatten(config_files.to_plain(config)):
-        try:
-            config_files.overridden(config, {of_field.path: of_field.value(0.5)})
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
 
 
 def drawn(ranges: Sequence[Range], count: int, seed: int) -> dict[str, dict[str, Any]]:
@@ -283,7 +181,7 @@ def _valid(of_round: Round) -> list[str]:
         InputError: no point has a finite loss.
     """
     points = {name: results for name, results in of_round.results.items() if name != CONFIG}
-    losses = [mean_loss(results) for results in points.values()]
+    losses = [tuning.mean_loss(results) for results in points.values()]
     if not any(map(math.isfinite, losses)):
         errors = [r.error for results in points.values() for r in results if not r.is_done]
         first = errors[0] if errors else "the loss is not finite."
@@ -316,7 +214,7 @@ def _table(
                 continue
             listed.add(name)
             done = [r for r in of_round.results[name] if r.is_done]
-            means = [intervals.mean([r.metrics[m] for r in done]).value for m in metrics]
+            means = [run_intervals.mean([r.metrics[m] for r in done]).value for m in metrics]
             change = _change(of_round, name)
             rows.append(
                 (
@@ -324,7 +222,7 @@ def _table(
                     *(_cell(_value(specs, name, r.path)) for r in ranges),
                     round(specs.examples * of_round.fraction),
                     len(done),
-                    *(None if math.isnan(x) else x for x in (*means, *change)),
+                    *known((*means, *change)),
                 )
             )
     return Table(columns, rows)
@@ -341,7 +239,7 @@ def _cell(value: Any) -> Any:
     return str(tuple(value) if isinstance(value, list) else value)
 
 
-def _change(of_round: Round, name: str) -> intervals.Interval:
+def _change(of_round: Round, name: str) -> run_intervals.Interval:
     """Returns the change of the loss from the config to a point, over equal seeds."""
     config = of_round.results.get(CONFIG, [])
     pairs = [
@@ -350,8 +248,8 @@ def _change(of_round: Round, name: str) -> intervals.Interval:
         if math.isfinite(tuning.loss(r)) and math.isfinite(tuning.loss(c))
     ]
     if name == CONFIG or not pairs:
-        return intervals.Interval(math.nan, math.nan, math.nan)
-    return intervals.mean([loss - other for loss, other in pairs])
+        return run_intervals.Interval(math.nan, math.nan, math.nan)
+    return run_intervals.mean([loss - other for loss, other in pairs])
 
 
 def _panels(
@@ -368,7 +266,7 @@ def _panels(
             label = f"finalists, {share}" if i == len(rounds) - 1 else share
             values = [specs.points[name][r.path] for name in names]
             x = list(map(str, values)) if r.scale == "choices" else values
-            y = [mean_loss(of_round.results[name]) for name in names]
+            y = [tuning.mean_loss(of_round.results[name]) for name in names]
             series.append(Series(label, x, y, style="points"))
         x_scale = "log" if r.scale == "log" else "linear"
         panels.append(Panel(r.path, r.path, metric, series, x_scale=x_scale))
@@ -381,13 +279,10 @@ def _conclusion(rounds: Sequence[Round], metric: str, specs: _Specs) -> list[str
     if best == CONFIG:
         first = f"No finalist of {count} has a lower mean {metric} than the config"
     else:
-        value, low, high = _change(last, best)
+        change = _change(last, best)
         first = f"{best} has the lowest mean {metric} of {count} finalists"
-        if not math.isnan(value):
-            first += f", {value:+.2g}" + (
-                "" if math.isnan(low) else f" ({low:+.2g} to {high:+.2g})"
-            )
-            first += " against the config"
+        if not math.isnan(change.value):
+            first += f", {change.text()} against the config"
     first += f"; the search drew {len(specs.points)} points."
     return [
         first,

@@ -68,6 +68,11 @@ def loss(result: RunResult) -> float:
     return value if math.isfinite(value) else math.inf
 
 
+def mean_loss(results: Sequence[RunResult]) -> float:
+    """Returns the mean of `loss`, infinite if one of the runs failed."""
+    return sum(map(loss, results)) / len(results)
+
+
 def tuned(
     sides: Mapping[str, RunSpec], resolved: Mapping[str, Any], *, factor: float, rounds: int
 ) -> Search:

@@ -19,8 +19,8 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation.report import flatten_metrics
 from jaxrank.models import Inputs, register
 from jaxrank.program import BatchShape, CompiledSteps
-from jaxrank.studies.asynchronous import AsynchronousSteps, places, worker_order
 from jaxrank.studies.execution import train_asynchronous
+from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, worker_order
 
 RATE, TABLE_RATE = 0.01, 0.05
 

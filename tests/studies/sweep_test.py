@@ -10,6 +10,7 @@ from driving import drive, resolved
 from jaxrank.config_files import overridden
 from jaxrank.errors import InputError
 from jaxrank.studies import registry, sweep
+from jaxrank.studies.ranges import parse_ranges
 from jaxrank.studies.study import Context, RunResult
 from jaxrank.validate import parse
 
@@ -77,7 +78,7 @@ def test_points_fall_as_examples_rise_and_finalists_run_with_equal_new_seeds():
 
 def test_points_are_within_their_ranges_distinct_and_first_of_a_larger_search():
     config = tiny.config()
-    ranges = sweep.ranges_of([*RANGES[:2], "model.cross_layers=int:1..3"], config)
+    ranges = parse_ranges([*RANGES[:2], "model.cross_layers=int:1..3"], config, fixed=())
     points = sweep.drawn(ranges, 64, 5)
     rates = [point[RATE] for point in points.values()]
     assert 1e-4 <= min(rates) < 2e-4

@@ -1,4 +1,4 @@
-"""A run that trains asynchronously, see `studies.asynchronous`, and evaluates at its end."""
+"""A run that trains asynchronously, see `asynchronous`, and evaluates at its end."""
 
 import contextlib
 import time
@@ -21,7 +21,7 @@ from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.step import TrainState, weights_of
-from jaxrank.studies.asynchronous import AsynchronousSteps, places, worker_order
+from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, worker_order
 
 
 class Trained(NamedTuple):

@@ -1,13 +1,13 @@
-"""Confidence intervals of the mean, the deviation and paired differences of runs.
+"""Confidence intervals of the mean, the deviation and paired differences of metrics over runs.
 
-All of them assume that runs are independent and that their metrics have a normal distribution.
+`intervals` has those over the examples of one run. All of these assume that runs are independent and that their metrics have a normal distribution.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 CONFIDENCE = 0.95
@@ -20,8 +20,13 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def text(self, form: str = "+.2g", unit: str = "") -> str:
+        """Formats the estimate with its interval if it has one: "+0.01 (+0.005 to +0.02)"."""
+        value, low, high = (f"{number:{form}}{unit}" for number in self)
+        return value if math.isnan(self.low) else f"{value} ({low} to {high})"
 
-def mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+
+def mean(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     """Returns the mean with Student's interval, which needs two values."""
     x = np.asarray(values, np.float64)
     center = float(x.mean()) if x.size else math.nan
@@ -31,7 +36,7 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     return Interval(center, center - float(width), center + float(width))
 
 
-def deviation(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def deviation(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     """Returns the sample's standard deviation with its interval by chi-square.
 
     (n - 1) s^2 / sigma^2 has a chi-square distribution of n - 1 degrees of freedom.
@@ -48,11 +53,9 @@ def deviation(values: Sequence[float], confidence: float = CONFIDENCE) -> Interv
     return Interval(sample, low, high)
 
 
-def paired(
-    values: Sequence[float], others: Sequence[float], confidence: float = CONFIDENCE
-) -> Interval:
+def paired(values: ArrayLike, others: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     """Returns the mean difference `values` - `others` of pairs, such as of runs with equal seeds.
 
     The interval is Student's of the differences, without what the two of a pair have in common.
     """
-    return mean([a - b for a, b in zip(values, others, strict=True)], confidence)
+    return mean(np.subtract(values, others), confidence)
