@@ -353,18 +353,12 @@ def push(
         exchange_stats: of the lookup of the batch, for the metrics.
         is_due: see `train_step`.
     """
-    embedding = step_spec.embedding
     norm = optax.tree.norm(gradients.dense)
-    applies, skipped = is_due, jnp.zeros((), bool)
-    if step_spec.skips:
-        is_finite = _all_finite(embedding.mesh, gradients.loss + norm, gradients.vectors)
-        applies = is_finite if is_due is None else is_due & is_finite
-        skipped = ~is_finite if is_due is None else is_due & ~is_finite
-
+    applies, skipped = _applies(step_spec, gradients, norm, is_due)
     updates, opt_state = step_spec.optimizer.update(gradients.dense, state.opt_state, state.params)
     updates = jax.tree.map(lambda u: u * state.lr_multiplier.astype(u.dtype), updates)
     table_learning_rate = step_spec.table_learning_rate(state.step) * state.lr_multiplier
-    tables, scratch = embedding.update(
+    tables, scratch = step_spec.embedding.update(
         state.tables,
         state.scratch,
         routes,
@@ -388,28 +382,46 @@ def push(
         ),
     )
     layers = optax.apply_updates(state.params, updates), gradients.model_state, opt_state
-    earlier = state.earlier
-    if applies is not None:
-        before = state.params, state.model_state, state.opt_state
-        layers = jax.tree.map(
-            functools.partial(_if_applied, applies, is_due), layers, before, is_leaf=is_schedule
-        )
-        earlier = earlier - skipped
-    params, model_state, opt_state = layers
-    new = TrainState(
+    params, model_state, opt_state = _applied_layers(state, layers, applies, is_due)
+    new = state._replace(
+        earlier=state.earlier if applies is None else state.earlier - skipped,
         step=state.step + (1 if is_due is None else is_due),
-        earlier=earlier,
         params=params,
         model_state=model_state,
         opt_state=opt_state,
-        bias=state.bias,
-        scale=state.scale,
         tables=tables,
-        lr_multiplier=state.lr_multiplier,
-        average=state.average,
         scratch=scratch,
     )
     return new, step_metrics
+
+
+def _applies(
+    step_spec: StepSpec, gradients: Gradients, norm: jax.Array, is_due: jax.Array | None
+) -> tuple[jax.Array | None, jax.Array]:
+    """Returns bool[] whether a step applies its gradients, and bool[] whether it is skipped.
+
+    Args:
+        norm: of the dense gradients.
+        is_due: see `train_step`. Without it, a step that skips nothing always applies: None.
+    """
+    if not step_spec.skips:
+        return is_due, jnp.zeros((), bool)
+    mesh = step_spec.embedding.mesh
+    is_finite = _all_finite(mesh, gradients.loss + norm, gradients.vectors)
+    if is_due is None:
+        return is_finite, ~is_finite
+    return is_due & is_finite, is_due & ~is_finite
+
+
+def _applied_layers(
+    state: TrainState, new: tuple[Any, Any, Any], applies: jax.Array | None, is_due: Any
+) -> tuple[Any, Any, Any]:
+    """Returns the new parameters, statistics and optimizer state, or the old if none applies."""
+    if applies is None:
+        return new
+    old = state.params, state.model_state, state.opt_state
+    select = functools.partial(_if_applied, applies, is_due)
+    return jax.tree.map(select, new, old, is_leaf=is_schedule)
 
 
 def _if_applied(applies: jax.Array, is_due: jax.Array | None, new: Any, old: Any) -> Any:
