@@ -1,6 +1,7 @@
 """Confidence intervals of the mean, the deviation and paired differences of metrics over runs.
 
-`intervals` has those over the examples of one run. All of these assume that runs are independent and that their metrics have a normal distribution.
+`intervals` has those over the examples of one run. The ones below assume that runs are independent
+and that their metrics have a normal distribution.
 """
 
 import math
