@@ -9,7 +9,7 @@ from jaxrank import config_files
 from jaxrank.aot.prices import Prices
 from jaxrank.aot.scaling import RATES
 from jaxrank.aot.topology import Topology, topology, topology_of
-from jaxrank.errors import InputError
+from jaxrank.studies.scaling import OPEN_BATCH, describe_devices, shards_for
 from jaxrank.studies.study import (
     Context,
     Outcome,
@@ -30,7 +30,6 @@ _COLUMNS = (
 _RATES, _THROUGHPUT = "rates and prices", "throughput and cost"
 _MEASURED, _ESTIMATED, _EXTRAPOLATED = "measured", "estimated", "extrapolated"
 _COLORS = {_MEASURED: "C0", _ESTIMATED: "C1", _EXTRAPOLATED: "C7"}
-_OPEN_BATCH = 4096  # for a config whose batch size depends on its data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,20 +61,18 @@ def runs(context: Context) -> Runs:
     estimated = {name: _priced(topology(name), prices) for name in options.topologies}
     models: dict[str, dict[str, Any]] = {"config": {}}
     models |= {_stem(path): _sections(context, path) for path in options.other_configs}
-    (present,) = yield [RunSpec("devices-present", kind="devices")]
-    if not present.is_done:
-        raise InputError(f"the devices of this machine must open: {present.error}")
-    machine = _present(present.values, prices)
+    present = yield from describe_devices()
+    machine = _present(present, prices)
     specs = [spec for m, o in models.items() for spec in _specs(context, m, o, estimated)]
     results = yield specs
     rows = [_row(r, machine, estimated) for r in results if r.is_done]
-    if present.values["platform"] == "cpu":
+    if present["platform"] == "cpu":
         rows += [_cluster(row, options, machine) for row in rows if row.machine.how == _MEASURED]
     rows.sort(key=lambda row: row.model != "config")
     return Outcome(
         Table(_COLUMNS, [*_rate_rows(prices), *_throughput_rows(rows)]),
         _panels(rows),
-        _conclusion(rows, options, prices, present.values),
+        _conclusion(rows, options, prices, present),
     )
 
 
@@ -119,17 +116,16 @@ def _present(values: Mapping[str, Any], prices: Prices) -> _Machine:
 def _specs(
     context: Context, model: str, overrides: Mapping[str, Any], estimated: Mapping[str, _Machine]
 ) -> list[RunSpec]:
-    batch = overrides.get("batch_size", context.config.batch_size) or _OPEN_BATCH
+    batch = overrides.get("batch_size", context.config.batch_size) or OPEN_BATCH
     seconds = {"seconds": context.options.seconds}
     specs = [RunSpec(f"measured-{model}", dict(overrides), "bench", seconds)]
     for name in estimated:
         devices = topology(name).devices
-        shards = max(context.config.data.shards, devices)
         changes = {
             **overrides,
             "mesh.devices": 0,
             "batch_size": batch,
-            "data.shards": shards + -shards % devices,
+            "data.shards": shards_for(devices, context.config.data.shards),
         }
         specs.append(RunSpec(f"estimated-{model}-{name}", changes, "estimate", {"topology": name}))
     return specs

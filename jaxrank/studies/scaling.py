@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrank.aot.scaling import PARTS, PUBLISHED
 from jaxrank.aot.topology import Topology, topology
+from jaxrank.errors import InputError
 from jaxrank.studies.study import (
+    DEVICES,
     Context,
     Outcome,
     Panel,
@@ -21,7 +23,7 @@ from jaxrank.studies.study import (
 from jaxrank.validate import GROWTH, field
 
 MEASURED, ESTIMATED = "measured", "estimated"
-_OPEN_BATCH = 4096  # for a config whose batch size depends on its data
+OPEN_BATCH = 4096  # for a config whose batch size depends on its data
 _COLUMNS = (
     *("how", "batch", "machine", "devices", "examples per step", "examples/s", "step alone"),
     *("speed-up", "of linear"),
@@ -48,13 +50,13 @@ class Options:
 def runs(context: Context) -> Runs:
     options = context.options
     machines = [topology(name) for name in options.topologies]  # checked before anything runs
-    (present,) = yield [RunSpec("devices-present", kind="devices")]
-    counts = options.devices or _powers(present.values)
+    present = yield from describe_devices()
+    counts = options.devices or _powers(present)
     entries = [
         (growth, spec)
         for growth in GROWTH
         for spec in (
-            *(_measured(context, growth, n, present.values, min(counts)) for n in counts),
+            *(_measured(context, growth, n, present, min(counts)) for n in counts),
             *(_estimated(context, growth, machine, machines) for machine in machines),
         )
     ]
@@ -67,36 +69,54 @@ def runs(context: Context) -> Runs:
     return Outcome(
         Table(_COLUMNS, [row for line in _families(lines) for row in _rows(line)]),
         [*(_speedups(lines, growth) for growth in GROWTH), _parts(lines)],
-        _conclusion(lines, present.values),
+        _conclusion(lines, present),
     )
 
 
-def _powers(present: Any) -> list[int]:
+def describe_devices() -> Generator[Sequence[RunSpec], Sequence[RunResult], Mapping[str, Any]]:
+    """Returns the values of the run `DEVICES`.
+
+    Raises:
+        InputError: the devices do not open, or the config is invalid.
+    """
+    (present,) = yield [DEVICES]
+    if not present.is_done:
+        raise InputError(present.error)
+    return present.values
+
+
+def _powers(present: Mapping[str, Any]) -> list[int]:
     """Returns the powers of two up to the number of devices, on CPU up to that of the cores."""
-    most = present.get("count", 1)
-    if present.get("platform") == "cpu":
-        most = max(most, present.get("cores", 1))
+    most = present["count"]
+    if present["platform"] == "cpu":
+        most = max(most, present["cores"])
     return [2**i for i in range(most.bit_length())]
+
+
+def shards_for(devices: int, shards: int) -> int:
+    """Returns the smallest multiple of the devices that is at least `shards`."""
+    return devices * -(-shards // devices)
 
 
 def _overrides(context: Context, devices: int, ratio: int) -> dict[str, Any]:
     """Returns the overrides for a number of devices, with `ratio` times the batch."""
-    shards = max(context.config.data.shards, devices)
     return {
         "mesh.devices": devices,
-        "batch_size": (context.config.batch_size or _OPEN_BATCH) * ratio,
-        "data.shards": shards + -shards % devices,
+        "batch_size": (context.config.batch_size or OPEN_BATCH) * ratio,
+        "data.shards": shards_for(devices, context.config.data.shards),
     }
 
 
-def _measured(context: Context, growth: str, devices: int, present: Any, fewest: int) -> RunSpec:
+def _measured(
+    context: Context, growth: str, devices: int, present: Mapping[str, Any], fewest: int
+) -> RunSpec:
     overrides = _overrides(context, devices, devices // fewest if growth == "weak" else 1)
     return RunSpec(
         f"measured-{devices}-batch-{overrides['batch_size']}",
         overrides,
         "bench",
         {"seconds": context.options.seconds},
-        devices if present.get("platform") == "cpu" else 0,
+        devices if present["platform"] == "cpu" else 0,
     )
 
 
@@ -221,7 +241,7 @@ def _parts(lines: Sequence[_Line]) -> Panel:
     return Panel("Parts of a step, estimated (weak)", "", "ms", series if family else [])
 
 
-def _conclusion(lines: Sequence[_Line], present: Any) -> list[str]:
+def _conclusion(lines: Sequence[_Line], present: Mapping[str, Any]) -> list[str]:
     sentences = []
     for family in _families(lines):
         first, last = family[0], family[-1]
@@ -232,9 +252,9 @@ def _conclusion(lines: Sequence[_Line], present: Any) -> list[str]:
             f"With a batch that grows, {last.devices} devices are {_speedup(last, first):.2f} times"
             f" as fast as {first.devices}, of {ratio:g} times as many ({_label(first.family)})."
         )
-    if present.get("platform") == "cpu":
+    if present["platform"] == "cpu":
         sentences.append(
-            f"Devices here are threads of one processor with {present.get('cores')} cores, which"
+            f"Devices here are threads of one processor with {present['cores']} cores, which"
             " they share, so this measures the overhead of several devices and no speed-up of"
             " hardware."
         )

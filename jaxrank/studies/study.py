@@ -45,6 +45,10 @@ class RunSpec:
     devices: int = 0
 
 
+# Describes the devices of this machine; see `execution.measure.describe_devices`.
+DEVICES = RunSpec("devices-present", kind="devices")
+
+
 @dataclasses.dataclass(frozen=True)
 class RunResult:
     """The result of one run.
