@@ -16,7 +16,7 @@ from jaxrank.studies.execution import executor
 from jaxrank.studies.execution import outcome as outcomes
 from jaxrank.studies.execution.directories import Directories
 from jaxrank.studies.execution.executor import WORKER
-from jaxrank.studies.study import Context, Outcome, RunResult, Study
+from jaxrank.studies.study import DEVICES, Context, Outcome, RunResult, Study
 from jaxrank.validate import check_choice, default_of, parse, rules_of
 
 
@@ -90,7 +90,7 @@ def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
     Without a name, the help lists the studies.
 
     Raises:
-        InputError: no study has that name.
+        InputError: no study has that name, or an option has the name of a flag of the verb.
     """
     first = next(iter(arguments), "-")
     if first.startswith("-"):
@@ -101,7 +101,13 @@ def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
     group = parser.add_argument_group(f"options of {study.name}", study.help)
     kinds = typing.get_type_hints(study.options)
     for field in dataclasses.fields(study.options):
-        _add_flag(group, field, kinds[field.name])
+        try:
+            _add_flag(group, field, kinds[field.name])
+        except argparse.ArgumentError as error:
+            raise InputError(
+                f"the study {study.name}: the option {field.name} must have another name than the"
+                f" flags of every study. Rename the field of {study.options.__name__}: {error}."
+            ) from error
 
 
 def _add_flag(group: Any, field: dataclasses.Field, kind: Any) -> None:
@@ -169,6 +175,7 @@ def run(
         The content of NAME.json. With "error", the error of a study some of whose runs failed.
 
     Raises:
+        InputError: there are several jobs, and devices that only one process can open.
         InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
     """
     directories = Directories(config, workdir, command)
@@ -176,6 +183,8 @@ def run(
     with executor.opened(
         directories, workdir, jobs=jobs, report=report, worker=worker
     ) as execution:
+        if jobs > 1:
+            _check_devices(execution, jobs)
 
         def execute(specs: Any) -> list[RunResult]:
             results = execution.run(specs)
@@ -189,6 +198,19 @@ def run(
     if failed:
         result["error"] = f"{len(failed)} runs failed: {', '.join(failed)}. See {workdir}/runs."
     return result
+
+
+def _check_devices(execution: executor.Executor, jobs: int) -> None:
+    """Raises InputError if several workers cannot open the devices of this machine together."""
+    (present,) = execution.run([DEVICES])
+    if not present.is_done:
+        raise InputError(present.error)
+    if present.values["platform"] != "cpu":
+        raise InputError(
+            f"--jobs must be 1, because a process takes the devices for itself: found --jobs={jobs}"
+            f" and {present.values['count']} x {present.values['kind']}. Use --jobs=1, or set"
+            " JAX_PLATFORMS=cpu and use another --workdir."
+        )
 
 
 def _outcome(study: Study, context: Context, execute: Callable[[Any], Any]) -> Outcome:

@@ -26,5 +26,11 @@ def fake(run):
     }
 
 
+def devices(run):
+    """Describes one device of the platform that the test sets."""
+    platform = os.environ.get("FAKE_PLATFORM", "cpu")
+    return {"values": {"count": 1, "kind": "a chip", "platform": platform, "cores": 2}}
+
+
 if __name__ == "__main__":
-    worker.serve({"fake": fake, "prepare": lambda run: {}})
+    worker.serve({"fake": fake, "prepare": lambda run: {}, "devices": devices})

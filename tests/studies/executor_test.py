@@ -160,11 +160,30 @@ def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, number):
     for path in workdir.glob("runs/*/by"):  # workers end with the study
         while is_running(int(path.read_text())):
             time.sleep(0.01)
-    assert len(list(workdir.glob("runs/*/result.json"))) < 9
+    assert len(list(workdir.glob("runs/run-*/result.json"))) < 8
     whole = executed(tmp_path / "whole", tmp_path / "whole_log", count=8, **SLOW)
     actual = executed(workdir, log, count=8, **SLOW)
     assert actual["table"] == whole["table"]
     assert len(log.read_text().split()) <= 8 + 2  # the two runs that were killed
+
+
+def test_several_jobs_do_not_share_an_accelerator(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_PLATFORM", "gpu")
+    with pytest.raises(InputError, match=r"found --jobs=2 and 1 x a chip. Use --jobs=1"):
+        executed(tmp_path / "study", tmp_path / "log", jobs=2)
+    assert not (tmp_path / "log").exists()
+    executed(tmp_path / "study", tmp_path / "log", count=1)
+    assert names(tmp_path / "log") == ["run-0"]
+
+
+def test_an_option_named_like_a_flag_of_every_study_is_an_error(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Clashing:
+        jobs: int = field(1, help="number of jobs")
+
+    monkeypatch.setitem(registry.STUDIES, "fakes", lambda: Study("fakes", "", Clashing, None))
+    with pytest.raises(InputError, match="the study fakes: the option jobs must have another name"):
+        cli.run(["study", "fakes", f"--config={TINY}"])
 
 
 def test_an_invalid_config_fails_its_run_only(tmp_path):

@@ -147,7 +147,10 @@ class Executor:
         if worker.execute(path):
             self._idle.append(worker)
         elif self._is_closed:  # the study has been stopped, and nobody waits for the run
-            raise RunError(f"{spec.name}: interrupted.")
+            raise RunError(
+                f"{spec.name}: interrupted, because the study has stopped. The same command"
+                " executes the run again."
+            )
         else:
             json_files.write(path / RESULT, _crash(path, worker.close(), time.monotonic() - began))
         return self._directories.read(spec)
