@@ -32,29 +32,29 @@ class Check(NamedTuple):
 
     name: one of NAMES.
     status: PASS, FAIL or NOT_APPLICABLE.
-    found: what was measured or observed.
+    finding: what was measured or observed.
     advice: what to do if it failed.
     seconds: duration.
     """
 
     name: str
     status: str
-    found: str
+    finding: str
     advice: str = ""
     seconds: float = 0.0
 
 
 class Verdict(NamedTuple):
-    """The status of a check in one process, what was found, and what to do; see `Check`."""
+    """The status of a check in one process, the finding, and what to do; see `Check`."""
 
     status: str
-    found: str
+    finding: str
     advice: str = ""
 
 
-def passes(holds: bool, found: str, advice: str) -> Verdict:
+def passes(holds: bool, finding: str, advice: str) -> Verdict:
     """Returns a verdict that has the advice only if the check fails."""
-    return Verdict(PASS, found) if holds else Verdict(FAIL, found, advice)
+    return Verdict(PASS, finding) if holds else Verdict(FAIL, finding, advice)
 
 
 def run(name: str, function: Callable[[], Verdict], advice: str) -> Check:

@@ -6,7 +6,7 @@ from typing import Any
 from jaxrank.selftest.check import FAIL, Check
 from jaxrank.selftest.supervise import Result
 
-_HEAD = ("check", "result", "found", "what to do")
+_HEAD = ("check", "result", "finding", "what to do")
 _WIDTHS = (16, 14, 46, 42)
 
 
@@ -28,7 +28,7 @@ def summary(result: Result) -> str:
 
 def _cells(check: Check) -> tuple[str, ...]:
     status = check.status.upper() if check.status == FAIL else check.status
-    return check.name, status, check.found, check.advice if check.status == FAIL else ""
+    return check.name, status, check.finding, check.advice if check.status == FAIL else ""
 
 
 def _wrapped(cells: tuple[str, ...]) -> list[str]:

@@ -67,14 +67,14 @@ def test_a_killed_run_of_this_machine_passes_all_checks(tmp_path, monkeypatch, c
     with contextlib.suppress(cli.FailedCheckError):  # the input depends on the load of this machine
         cli.run(["selftest", f"--workdir={tmp_path / 'w'}", "--json"])
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert [entry["name"] for entry in found["checks"]] == list(NAMES)
-    statuses = {entry["name"]: entry["status"] for entry in found["checks"]}
+    result = json.loads(out)
+    assert [entry["name"] for entry in result["checks"]] == list(NAMES)
+    statuses = {entry["name"]: entry["status"] for entry in result["checks"]}
     assert statuses.pop("input") in (PASS, FAIL)
     several = {statuses.pop(name) for name in ("exchange", "all-reduce", "devices")}
     assert several == {NOT_APPLICABLE}
     assert set(statuses.values()) == {PASS}, err
-    assert "Resuming after step" in found["checks"][-1]["found"]
+    assert "Resuming after step" in result["checks"][-1]["finding"]
     assert "what to do" in err
     assert list((tmp_path / "w").iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_all_devices_train_the_model_of_one(folder):
         verdict = devices.check(run, SMALL.executions, each_device=False)
         assert verdict.status == PASS, verdict
         rates = input_rate.check(run, SMALL.seconds)
-        assert "examples/s, step " in rates.found
+        assert "examples/s, step " in rates.finding
 
 
 def test_a_device_whose_gradients_are_lost_fails_the_check_of_devices(folder, monkeypatch):
@@ -140,7 +140,7 @@ def slow_links(monkeypatch, _):
 
 
 @pytest.mark.parametrize(
-    ("fault", "found"),
+    ("fault", "finding"),
     [
         (no_lock, "got the lock as well"),
         (torn_rename, "is torn|cannot be read"),
@@ -151,11 +151,11 @@ def slow_links(monkeypatch, _):
         (slow_links, "0% of it reached"),
     ],
 )
-def test_a_seeded_fault_fails_its_check_with_advice(fault, found, monkeypatch, tmp_path):
+def test_a_seeded_fault_fails_its_check_with_advice(fault, finding, monkeypatch, tmp_path):
     verdict = fault(monkeypatch, tmp_path)
     assert verdict.status == FAIL
     assert verdict.advice or fault is slow_links  # of the network of CPUs there is none
-    assert re.search(found, verdict.found)
+    assert re.search(finding, verdict.finding)
 
 
 def test_the_file_system_of_this_machine_passes(tmp_path):
@@ -173,8 +173,8 @@ def test_exchanges_have_the_right_values_and_a_rate(mesh):
     for function in (collectives.exchange, collectives.all_reduce):
         verdict = function(mesh, 4096, 0.01)
         assert verdict.status == PASS
-        assert "values are right" in verdict.found
-        assert "predicts nothing for cpu" in verdict.found
+        assert "values are right" in verdict.finding
+        assert "predicts nothing for cpu" in verdict.finding
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_another_version_on_one_host_fails():
     machines[2]["jaxlib"] = "0.0.1"
     verdict = hosts.compare_versions(machines)
     assert verdict.status == FAIL
-    assert "processes 0 and 2 differ: jaxlib" in verdict.found
+    assert "processes 0 and 2 differ: jaxlib" in verdict.finding
 
 
 def records(folder, name, losses):
@@ -209,38 +209,38 @@ def records(folder, name, losses):
 
 
 @pytest.mark.parametrize(
-    ("losses", "found"),
+    ("losses", "finding"),
     [
         ([0.5, 0.4], "Resuming after step 1: equal to the unbroken run in 2 records"),
         ([0.5, 0.3], "loss of step 2 is 0.4 and 0.3"),
         ([0.5], "2 and 1 records"),
     ],
 )
-def test_a_run_that_resumes_as_another_one_fails(losses, found, tmp_path):
+def test_a_run_that_resumes_as_another_one_fails(losses, finding, tmp_path):
     records(tmp_path, resume.UNBROKEN, [0.5, 0.4])
     records(tmp_path, resume.KILLED, losses)
     verdict = resume.compare(tmp_path, "Resuming after step 1", exact=False)
-    assert (verdict.status == PASS) == found.startswith("Resuming")
-    assert verdict.found == found
+    assert (verdict.status == PASS) == finding.startswith("Resuming")
+    assert verdict.finding == finding
 
 
 def test_a_check_fails_in_all_processes_if_it_fails_in_one(monkeypatch):
     def raises():
         raise InputError("no way")
 
-    assert check.run("lock", raises, "go").found == "InputError: no way"
+    assert check.run("lock", raises, "go").finding == "InputError: no way"
     others = [[PASS, "fine", ""], [FAIL, "torn", "go"]]
     monkeypatch.setattr(processes, "from_all", lambda value: others)
-    found = check.run("rename", lambda: Verdict(PASS, "fine"), "go")
-    assert (found.status, found.found, found.advice) == (FAIL, "process 1: torn", "go")
+    result = check.run("rename", lambda: Verdict(PASS, "fine"), "go")
+    assert (result.status, result.finding, result.advice) == (FAIL, "process 1: torn", "go")
 
 
 def test_processes_that_hang_or_crash_fail_the_check_that_they_were_in(tmp_path, monkeypatch):
     hanging = SMALL._replace(limit_seconds=0.2)
     result = supervise.selftest("", hanging, report=lambda text: None)
     assert result.failed == ["processes"]
-    assert "no answer for 0 s" in result.checks[0].found
-    assert result.checks[-1].found == "not run, because `processes` failed"
+    assert "no answer for 0 s" in result.checks[0].finding
+    assert result.checks[-1].finding == "not run, because `processes` failed"
 
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
     with pytest.raises(InputError, match="JAX_PLATFORMS.*found 'nonsense'"):
