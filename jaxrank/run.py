@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ from jaxrank.placement import decide
 from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report, format_bytes
 from jaxrank.run_schedule import NEXT_DAY, RunSchedule
-from jaxrank.runtime import processes
+from jaxrank.runtime import processes, threads
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.workdir import data as run_data
@@ -523,7 +522,7 @@ def make_batches(
 def _suitable_workers(shards: int) -> int:
     """Returns the number of input workers for the devices of this process."""
     devices = [d for d in jax.local_devices() if d.platform != "cpu"]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    cores = threads.available_cores()
     share = shards // jax.process_count()
     return workers.suitable_workers(share, cores=cores, accelerators=len(devices))
 

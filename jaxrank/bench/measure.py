@@ -8,7 +8,6 @@ of the input are measured again one by one, on one thread, to find the one that 
 import contextlib
 import functools
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.report import Report
 from jaxrank.run import Run
-from jaxrank.runtime import processes
+from jaxrank.runtime import processes, threads
 from jaxrank.runtime.prefetch import AHEAD, DevicePrefetcher
 from jaxrank.runtime.stop import Asked
 from jaxrank.runtime.watchdog import Watchdog
@@ -284,7 +283,7 @@ def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
 
 def _setting(run: Run, data: ConfigDict) -> Setting:
     return Setting(
-        cores=len(os.sched_getaffinity(0)),
+        cores=threads.available_cores(),
         on_host=meshes.platform(run.program.mesh) == "cpu",
         batch_size=run.program.shape.batch_size,
         steps_per_execution=run.steps_per_execution,

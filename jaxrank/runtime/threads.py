@@ -1,6 +1,11 @@
-"""The number of threads that XLA uses on a CPU."""
+"""The cores of this process, and the number of threads that XLA uses on a CPU."""
 
 import os
+
+
+def available_cores() -> int:
+    """Returns the number of cores that this process may use. 0: unknown."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 
 def ensure_several() -> None:
@@ -11,6 +16,5 @@ def ensure_several() -> None:
 
     Does nothing if PJRT_NPROC is set, or if the available cores are unknown.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    if cores == 1:
+    if available_cores() == 1:
         os.environ.setdefault("PJRT_NPROC", "2")

@@ -1,6 +1,5 @@
 """Compares the hosts: devices, versions of software, native code."""
 
-import os
 import platform
 import socket
 from importlib import metadata
@@ -11,7 +10,7 @@ import jax
 from jaxrank import mesh as meshes
 from jaxrank import native
 from jaxrank.report import format_bytes
-from jaxrank.runtime import processes
+from jaxrank.runtime import processes, threads
 from jaxrank.selftest.check import FAIL, NOT_APPLICABLE, PASS, Verdict, passes
 
 # Their versions may change results, or the format of what processes send and store.
@@ -21,7 +20,7 @@ _PACKAGES = ("flax", "optax", "orbax-checkpoint", "grain", "pyarrow", "tensorsto
 def describe() -> Verdict:
     """Describes processes, devices and hosts. Fails if hosts differ in cores or memory."""
     local = jax.local_devices()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    cores = threads.available_cores()
     machine = {
         "host": socket.gethostname(),
         "devices": f"{len(local)} x {local[0].device_kind}",

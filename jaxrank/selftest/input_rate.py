@@ -1,7 +1,6 @@
 """Compares the rate of the input with the rate of the step."""
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from jaxrank import mesh as meshes
 from jaxrank.bench.measure import executions_per_second
 from jaxrank.run import Run
-from jaxrank.runtime import processes
+from jaxrank.runtime import processes, threads
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.selftest.check import Verdict, passes
 
@@ -58,7 +57,7 @@ def verdict(read: float, step: float, both: float, *, on_host: bool) -> Verdict:
         on_host: the cores that make batches are also the devices.
     """
     enough = both >= _BOTH * step or (on_host and read >= _INPUT * step)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    cores = threads.available_cores()
     return passes(
         enough,
         f"input {read:,.0f} examples/s, step {step:,.0f}, both together {both:,.0f}",

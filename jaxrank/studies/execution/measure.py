@@ -12,13 +12,14 @@ def describe_devices(run: Any) -> Mapping[str, Any]:
     """Returns the devices and the cores of this machine."""
     import jax
 
+    from jaxrank.runtime import threads
+
     device = jax.devices()[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     values = {
         "count": jax.device_count(),
         "kind": device.device_kind,
         "platform": device.platform,
-        "cores": cores,
+        "cores": threads.available_cores() or os.cpu_count(),
     }
     return {"values": values}
 
