@@ -157,19 +157,19 @@ def _rate(result: RunResult) -> float | None:
     return result.examples_per_second if result.is_done else None
 
 
-def _fastest(rates: Mapping[Any, float | None], own: Any) -> Any:
-    """Returns the fastest value, or `own` if no other is clearly faster."""
-    best, fastest = own, _BEST * (rates.get(own) or 0.0)
+def _fastest(rates: Mapping[Any, float | None], current: Any) -> Any:
+    """Returns the fastest value, or `current` if no other is clearly faster."""
+    best, fastest = current, _BEST * (rates.get(current) or 0.0)
     for value, rate in rates.items():
         if rate is not None and rate > fastest:
             best, fastest = value, rate
     return best
 
 
-def _with_size(row: _Row, own: str, sizes: Mapping[tuple[str, int], float]) -> _Row:
+def _with_size(row: _Row, current: str, sizes: Mapping[tuple[str, int], float]) -> _Row:
     store = {
         "compression": (_plain(str(row.value)), _BLOCK),
-        "block size": (own, row.value),
+        "block size": (current, row.value),
     }.get(row.setting)
     return row._replace(size=sizes.get(store)) if store else row
 

@@ -37,11 +37,11 @@ def driven(study, answer, **options):
         results = []
         for spec in batch:
             assert specs.setdefault(spec.name, spec) == spec
-            found = answer(spec)
-            if found is None:
+            measured = answer(spec)
+            if measured is None:
                 results.append(RunResult(spec, "failed", error="too hot"))
             else:
-                rate, values = found
+                rate, values = measured
                 results.append(RunResult(spec, "done", examples_per_second=rate, values=values))
         try:
             batch = runs.send(results)
@@ -168,9 +168,9 @@ def test_cost_compares_examples_per_dollar(tmp_path):
     )
     assert {"measured-config", "measured-quickstart"} <= specs.keys()
     assert specs["estimated-quickstart-a100-4"].overrides["batch_size"] == 4096
-    (here,) = rows(outcome, model="config", how="measured")
-    assert here["$/hour"] == pytest.approx(0.1)
-    assert here["million examples per $"] == pytest.approx(36)
+    (host,) = rows(outcome, model="config", how="measured")
+    assert host["$/hour"] == pytest.approx(0.1)
+    assert host["million examples per $"] == pytest.approx(36)
     (slice_,) = rows(outcome, model="config", machine="v3-32")
     assert slice_["$/hour"] == 32  # 16 chips
     assert slice_["peak TFLOPS"] == pytest.approx(16 * 123)
