@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
@@ -92,65 +93,90 @@ def compile_for(
             `scaling` is used with GPUs or several generations.
     """
     slices = [topology(name) for name in names]
-    if scaling and len({machine.generation for machine in slices}) > 1:
-        raise InputError(
-            f"--scaling must compare slices of one generation: found {', '.join(names)}."
-        )
-    if scaling and slices[0].is_gpu and not estimates_gpus:
-        raise InputError(f"--scaling must name TPU slices: found {', '.join(names)}.")
-    if scaling and config.mesh.devices:
-        raise InputError(
-            f"--scaling must use whole slices: found mesh.devices={config.mesh.devices}."
-            " Set it to 0."
-        )
+    if scaling:
+        _check_scaling(slices, config.mesh.devices, estimates_gpus=estimates_gpus)
     configs.check(config)
-    there, hosts = [], []
-    for i, machine in enumerate(slices):
-        devices = absent.devices(stand_in(machine) if scaling else machine)
-        used = meshes.used(config.mesh.devices, machine.devices)
-        mesh = meshes.mesh_of(devices[:used], config.mesh.replicas)
-        hosts.append(len({device.process_index for device in devices}))
-        if used < machine.devices:
-            processes.check_devices(mesh, hosts[-1])
-        slices[i] = machine._replace(devices=used)
-        there.append(mesh)
+    machines = [
+        _absent_machine(config, machine, stand_in(machine) if scaling else machine)
+        for machine in slices
+    ]
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = plan.open_data(located, config.eval.metric, report)
     config = plan.with_choices(config, workdir, data, report)
     rows = int(data.reads.part_rows.sum())
-    smallest = min(slices, key=lambda one: one.devices)
-    cases = []
-    for machine, mesh, count in zip(slices, there, hosts, strict=True):
+    smallest = min((machine.topology for machine in machines), key=lambda t: t.devices)
+    cases = []  # all of them are checked before the first is compiled
+    for machine in machines:
         case = config.copy_and_resolve_references()
         if scaling == "weak":
-            case.batch_size = grown(config.batch_size, smallest, machine)
+            case.batch_size = grown(config.batch_size, smallest, machine.topology)
             configs.check(case)
         planner = PlacementPlanner(make_workload(case, data.schema), data)
-        check_batch("batch_size", case.batch_size, planner.shape.group, mesh.size)
-        cases.append((case, planner, machine, mesh, count))
-    for case, planner, machine, mesh, count in cases:
-        if case.data.shards % count:
-            report(
-                f"{machine.name} has {count} hosts: data.shards must be a multiple of the number of"
-                f" processes to train on it: found {case.data.shards}"
-            )
-        report(f"Compiling for {machine.name}, batch {case.batch_size:,}")
-        placed = planner.cost(
-            Machine(machine.name, machine.devices, case.mesh.replicas, machine.hbm_bytes)
-        )
-        num_steps = make_run_schedule(case, rows).num_steps
-        step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
-        program = CompiledSteps(step_spec, mesh, planner.shape)  # like `run.build` on that machine
-        compiled, text = _compiled(program, machine, case.steps_per_execution, case.eval.batch_size)
+        check_batch("batch_size", case.batch_size, planner.shape.group, machine.mesh.size)
+        cases.append((case, planner, machine))
+    for case, planner, machine in cases:
+        compiled, text = _compiled_case(case, planner, machine, rows, report)
         if scaling and not compiled.compiler_error:
-            took = step_time(text, machine, case.batch_size, case.steps_per_execution)
+            took = step_time(text, machine.topology, case.batch_size, case.steps_per_execution)
             compiled = compiled._replace(step_time=took)
         yield compiled
 
 
+class _AbsentMachine(NamedTuple):
+    """A slice or GPUs that are absent. topology: with the number of devices that a run uses."""
+
+    topology: Topology
+    mesh: Mesh
+    hosts: int
+
+
+def _check_scaling(slices: list[Topology], devices: int, *, estimates_gpus: bool) -> None:
+    """Raises InputError if the times of steps on these slices cannot be estimated together."""
+    names = ", ".join(machine.name for machine in slices)
+    if len({machine.generation for machine in slices}) > 1:
+        raise InputError(f"--scaling must compare slices of one generation: found {names}.")
+    if slices[0].is_gpu and not estimates_gpus:
+        raise InputError(f"--scaling must name TPU slices: found {names}.")
+    if devices:
+        raise InputError(
+            f"--scaling must use whole slices: found mesh.devices={devices}. Set it to 0."
+        )
+
+
+def _absent_machine(config: ConfigDict, machine: Topology, compiled: Topology) -> _AbsentMachine:
+    """Returns the mesh of a machine. compiled: the topology whose devices it consists of."""
+    devices = absent.devices(compiled)
+    used = meshes.used(config.mesh.devices, machine.devices)
+    mesh = meshes.mesh_of(devices[:used], config.mesh.replicas)
+    hosts = len({device.process_index for device in devices})
+    if used < machine.devices:
+        processes.check_devices(mesh, hosts)
+    return _AbsentMachine(machine._replace(devices=used), mesh, hosts)
+
+
+def _compiled_case(
+    case: ConfigDict, planner: PlacementPlanner, machine: _AbsentMachine, rows: int, report: Report
+) -> tuple[Compiled, str]:
+    """Compiles a config for a machine; see `_compiled`. rows: training examples."""
+    target, mesh, hosts = machine
+    if case.data.shards % hosts:
+        report(
+            f"{target.name} has {hosts} hosts: data.shards must be a multiple of the number of"
+            f" processes to train on it: found {case.data.shards}"
+        )
+    report(f"Compiling for {target.name}, batch {case.batch_size:,}")
+    placed = planner.cost(
+        Machine(target.name, target.devices, case.mesh.replicas, target.hbm_bytes)
+    )
+    num_steps = make_run_schedule(case, rows).num_steps
+    step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
+    program = CompiledSteps(step_spec, mesh, planner.shape)  # like `run.build` on that machine
+    return _compiled(program, target, case.steps_per_execution, case.eval.batch_size)
+
+
 def _compiled(
-    program: CompiledSteps, one: Topology, steps_per_execution: int, eval_batch_size: int
+    program: CompiledSteps, target: Topology, steps_per_execution: int, eval_batch_size: int
 ) -> tuple[Compiled, str]:
     """Compiles a program. Returns the report and the text of the training program."""
     layout = program.step_spec.embedding.layout
@@ -171,9 +197,9 @@ def _compiled(
     batches = (2 + AHEAD) * execution
     used = state + max(batches + temporaries, batches - execution + waiting + evaluation)
     compiled = Compiled(
-        topology=one,
-        fits=not compiler_error and used <= one.usable_bytes,
-        usable_bytes=one.usable_bytes,
+        topology=target,
+        fits=not compiler_error and used <= target.usable_bytes,
+        usable_bytes=target.usable_bytes,
         used_bytes=used,
         tables_bytes=tables,
         state_bytes=state,
