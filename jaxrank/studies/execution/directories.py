@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 import jaxrank
 from jaxrank import config_files, json_files
 from jaxrank.errors import InputError
-from jaxrank.studies.execution.kinds import PREPARE, VERBS
+from jaxrank.studies.execution.kinds import PREPARE, VERBS, WITHOUT_DATA
 from jaxrank.studies.execution.worker import COMMAND, CONFIG, LOG, RESULT, RUN
 from jaxrank.studies.study import RunResult, RunSpec
 
@@ -46,7 +46,7 @@ class Directories:
 
     def reads_shared_data(self, spec: RunSpec) -> bool:
         """Returns True if a run reads WORKDIR/data, which the study prepares once."""
-        return spec.kind != PREPARE and bool(self._store(self._config(spec)))
+        return spec.kind not in WITHOUT_DATA and bool(self._store(self._config(spec)))
 
     def result(self, spec: RunSpec) -> RunResult | None:
         """Returns the result of a run that has finished, None for one that must be executed.
@@ -86,7 +86,7 @@ class Directories:
         for name in (RESULT, LOG):
             (path / name).unlink(missing_ok=True)
         config = inputs.pop("config")
-        store = "" if spec.kind == PREPARE else self._store(config)
+        store = "" if spec.kind in WITHOUT_DATA else self._store(config)
         key = _digest({"config": config, **inputs})
         json_files.write(path / CONFIG, config)
         (path / COMMAND).write_text(self._command_of(spec, store) + "\n")

@@ -122,5 +122,8 @@ KINDS: Mapping[str, Kind] = {
     PREPARE: _prepare,
 }
 
+# Kinds of runs that do not read the data of the study.
+WITHOUT_DATA = (PREPARE, "devices")
+
 # Verbs that do the same as a kind of run without settings.
 VERBS: Mapping[str, str] = {"train": "train"}
