@@ -209,7 +209,7 @@ def _check_devices(execution: executor.Executor, jobs: int) -> None:
         raise InputError(
             f"--jobs must be 1, because a process takes the devices for itself: found --jobs={jobs}"
             f" and {present.values['count']} x {present.values['kind']}. Use --jobs=1, or set"
-            " JAX_PLATFORMS=cpu and use another --workdir."
+            " JAX_PLATFORMS=cpu."
         )
 
 

@@ -168,12 +168,14 @@ def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, number):
 
 
 def test_several_jobs_do_not_share_an_accelerator(tmp_path, monkeypatch):
+    workdir, log = tmp_path / "study", tmp_path / "log"
     monkeypatch.setenv("FAKE_PLATFORM", "gpu")
     with pytest.raises(InputError, match=r"found --jobs=2 and 1 x a chip. Use --jobs=1"):
-        executed(tmp_path / "study", tmp_path / "log", jobs=2)
-    assert [path.name for path in (tmp_path / "study").glob("runs/*/")] == ["devices-present"]
-    executed(tmp_path / "study", tmp_path / "log", count=1)
-    assert names(tmp_path / "log") == ["run-0"]
+        executed(workdir, log, jobs=2)
+    assert [path.name for path in workdir.glob("runs/*/")] == ["devices-present"]
+    monkeypatch.setenv("FAKE_PLATFORM", "cpu")  # the workdir is used on another machine
+    executed(workdir, log, jobs=2, count=1)
+    assert names(log) == ["run-0"]
 
 
 def test_an_option_named_like_a_flag_of_every_study_is_an_error(monkeypatch):

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 import jaxrank
 from jaxrank import config_files, json_files
 from jaxrank.errors import InputError
-from jaxrank.studies.execution.kinds import PREPARE, VERBS, WITHOUT_DATA
+from jaxrank.studies.execution.kinds import DEVICES, PREPARE, VERBS, WITHOUT_DATA
 from jaxrank.studies.execution.worker import COMMAND, CONFIG, LOG, RESULT, RUN
 from jaxrank.studies.study import RunResult, RunSpec
 
@@ -51,7 +51,8 @@ class Directories:
     def result(self, spec: RunSpec) -> RunResult | None:
         """Returns the result of a run that has finished, None for one that must be executed.
 
-        A run that failed is executed again. A run with an invalid config has failed, which is no
+        A run that failed is executed again, and so is one that describes the devices: the workdir
+        may be used on another machine. A run with an invalid config has failed, which is no
         error of the study: a search may draw invalid values.
 
         Raises:
@@ -77,7 +78,7 @@ class Directories:
                 + "\nUse another --workdir."
             )
         result = self.read(spec)
-        return result if result.is_done else None
+        return result if result.is_done and spec.kind != DEVICES else None
 
     def begin(self, spec: RunSpec) -> None:
         """Prepares the directory of a run that is to be executed."""

@@ -109,12 +109,12 @@ def _measure(name: str) -> Kind:
     return kind
 
 
-PREPARE = "prepare"
+PREPARE, DEVICES = "prepare", "devices"
 KINDS: Mapping[str, Kind] = {
     "train": _train,
     "asynchronous": _train_asynchronously,
     "resolve": _resolve,
-    "devices": _measure("describe_devices"),
+    DEVICES: _measure("describe_devices"),
     "bench": _measure("bench"),
     "input": _measure("input_rate"),
     "store": _measure("prepare_store"),
@@ -123,7 +123,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 # Kinds of runs that do not read the data of the study.
-WITHOUT_DATA = (PREPARE, "devices")
+WITHOUT_DATA = (PREPARE, DEVICES)
 
 # Verbs that do the same as a kind of run without settings.
 VERBS: Mapping[str, str] = {"train": "train"}
