@@ -34,7 +34,7 @@ from jaxrank.studies.study import (
 )
 
 _SATURATED = 0.95  # of the largest rate
-_BEST = "best of the values tried"
+_BEST_LABEL = "best of the values tried"
 
 
 def runs(context: Context) -> Runs:
@@ -171,7 +171,7 @@ def _panels(
         if not cases[0].workers:
             cases.append(Case(base, rule))
         cases.sort(key=lambda case: case.batch)
-    lines[_BEST] = [_best(results, batch) for batch in batches]
+    lines[_BEST_LABEL] = [_best(results, batch) for batch in batches]
 
     def series(label: str, cases: Sequence[Case], name: str) -> Series:
         values = {
@@ -179,7 +179,7 @@ def _panels(
             for case in cases
             if any(r.is_done for r in results[case])
         }
-        style = "dashed" if label == _BEST else "line"
+        style = "dashed" if label == _BEST_LABEL else "line"
         return Series.with_intervals(label, values, style)
 
     panels = [

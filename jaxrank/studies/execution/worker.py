@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def serve(kinds: Mapping[str, Kind]) -> None:
         gc.collect()
 
 
-def _requests() -> Any:
+def _requests() -> Iterator[Path]:
     """Yields the lines of standard input. A thread ends the process at the end of the input."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
