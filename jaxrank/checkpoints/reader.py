@@ -26,7 +26,7 @@ class CheckpointReader:
     """Reads the arrays of one part of a checkpoint.
 
     Args:
-        directory: of the part, for example WORKDIR/checkpoints/984/weights.
+        directory: of the part, for example WORKDIR/checkpoints/977/weights.
         checksums: of every array, by `jax.tree_util.keystr` of its path. See `checksums`.
     """
 

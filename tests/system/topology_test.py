@@ -109,7 +109,7 @@ def test_a_checkpoint_is_opened_without_jaxrank_as_documented(store, tmp_path):
     code = re.search(r"## Opening a checkpoint\n(?:.*\n)*?\n((?:    .*\n|\n)+)", text)[1]
     code = re.sub("^    ", "", code, flags=re.MULTILINE)
     assert "jaxrank" not in code
-    code = code.replace("/tmp/run/checkpoints/984", f"{tmp_path}/checkpoints/16")
+    code = code.replace("/tmp/run/checkpoints/977", f"{tmp_path}/checkpoints/16")
     code += f"\nassert jax.device_count() == 1\nnp.save('{tmp_path}/rows.npy', rows)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
