@@ -36,6 +36,10 @@ def load(file: str) -> list[Result]:
     lines = (RESULTS / f"{file}.jsonl").read_text().splitlines()
     results = [json.loads(line, parse_float=str, parse_int=str) for line in lines]
     for line, result in enumerate(results, 1):
+        if "title" in result and not result["command"]:
+            raise ValueError(
+                f"{file}.jsonl, line {line}: a result with a title must have a command"
+            )
         if FIELDS - result.keys() or result.keys() - FIELDS - OPTIONAL:
             raise ValueError(f"{file}.jsonl, line {line}: fields must be {sorted(FIELDS)}")
     return results
@@ -96,7 +100,7 @@ def summary() -> str:
     table = [["workload", "hardware", "date", "commit", "command", "figure"]]
     for title, r in titled.items():
         figure = f"{_cell(r)} {r['unit']}".strip()
-        command = f"`{r['command']}`" if r["command"] else "not recorded"
+        command = f"`{r['command']}`"
         table.append([title, r["hardware"], r["date"], r["commit"], command, figure])
     return _markdown(table, 5)
 
