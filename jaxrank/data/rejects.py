@@ -24,24 +24,24 @@ class BadRows(InputError):
         rows: i64[m] their indices in the chunk, at least one.
         column: of the first record, or "" if the whole record is invalid.
         must: requirement, such as "a finite number or empty".
-        found: actual content of the first record, as text.
+        actual: actual content of the first record, as text.
         hint: a sentence to append, with a leading space, or "".
     """
 
     def __init__(
-        self, chunk: Chunk, rows: np.ndarray, column: str, must: str, found: str, hint: str = ""
+        self, chunk: Chunk, rows: np.ndarray, column: str, must: str, actual: str, hint: str = ""
     ):
-        self.rows, self.column, self.must, self.found, self.hint = rows, column, must, found, hint
-        super().__init__(_message(chunk.file, int(chunk.rows[rows[0]]), column, must, found, hint))
+        self.rows, self.column, self.must, self.actual, self.hint = rows, column, must, actual, hint
+        super().__init__(_message(chunk.file, int(chunk.rows[rows[0]]), column, must, actual, hint))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str]]:
         return InputError, (str(self),)  # pickles without the chunk
 
 
-def _message(file: str, row: int, column: str, must: str, found: str, hint: str) -> str:
+def _message(file: str, row: int, column: str, must: str, actual: str, hint: str) -> str:
     where = f", column {column}" if column else ""
     verb = "" if must.startswith(("have ", "be ", "not ")) else "be "
-    return f"{file}, row {row}{where}: must {verb}{must}: found {found}.{hint}"
+    return f"{file}, row {row}{where}: must {verb}{must}: found {actual}.{hint}"
 
 
 class Rejects:
@@ -81,7 +81,7 @@ class Rejects:
         row: int,
         column: str,
         must: str,
-        found: str,
+        actual: str,
         hint: str = "",
         record: Any,
         offset: int = 0,
@@ -90,7 +90,7 @@ class Rejects:
 
         Args:
             file, row, offset: as in `Chunk`.
-            column, must, found, hint: as in `BadRows`. `column` is "" for a malformed line.
+            column, must, actual, hint: as in `BadRows`. `column` is "" for a malformed line.
             record: the whole record as {column: value}, or the text of a malformed line.
 
         Raises:
@@ -101,8 +101,8 @@ class Rejects:
             self._before = file, offset, _lines_before(file, offset)
         row += self._before[2]
         if self.policy == "error":
-            raise InputError(_message(file, row, column, must, found, hint))
-        shown = found
+            raise InputError(_message(file, row, column, must, actual, hint))
+        shown = actual
         if self._pseudonymise is not None:
             record, shown = _pseudonymised(record, self._pseudonymise), "a value that is not shown"
         entry = dict(file=file, row=row, column=column, must=must, found=shown, record=record)
@@ -135,7 +135,7 @@ class Rejects:
                         row=int(chunk.rows[row]),
                         column=bad.column,
                         must=bad.must,
-                        found=bad.found if row == bad.rows[0] else _shown(record, bad.column),
+                        actual=bad.actual if row == bad.rows[0] else _shown(record, bad.column),
                         hint=bad.hint,
                         record=record,
                         offset=chunk.offset,

@@ -106,18 +106,18 @@ class SavedRun(NamedTuple):
         """Builds the model of the run."""
         return make_model(self.config.model, self.schema)
 
-    def data(self, given: str = "") -> run_data.RunData:
-        """Locates the store `given`, or the run's own data if it is empty."""
+    def data(self, store_path: str = "") -> run_data.RunData:
+        """Locates the store at `store_path`, or the run's own data if it is empty."""
         sections = self.config.data, self.config.features, self.config.source
-        return run_data.locate(*sections, self.directory, given=given)
+        return run_data.locate(*sections, self.directory, store_path=store_path)
 
-    def open_data(self, given: str = "") -> Store:
-        """Opens the store `given`, or the run's own data if it is empty, as the model reads it.
+    def open_data(self, store_path: str = "") -> Store:
+        """Opens the store at `store_path`, or the run's own data if empty, as the model reads it.
 
         Raises:
             InputError: the data is absent, or the run's model cannot read it.
         """
-        return as_read_by(self.schema, self.data(given).open(), self.open_own)
+        return as_read_by(self.schema, self.data(store_path).open(), self.open_own)
 
     def open_own(self) -> Store:
         """Opens the store that the run was trained on, to match rows by raw value.

@@ -105,17 +105,17 @@ def flatten_metrics(metrics: Metrics) -> dict[str, float]:
     return {f"{task}/{name}": v for task, values in metrics.items() for name, v in values.items()}
 
 
-def _titles(found: dict[str, float]) -> str:
-    return "".join(f"{TITLES[c]:>15}" for c in found if c != "examples")
+def _titles(metrics: dict[str, float]) -> str:
+    return "".join(f"{TITLES[c]:>15}" for c in metrics if c != "examples")
 
 
-def _values(found: dict[str, float]) -> str:
+def _values(metrics: dict[str, float]) -> str:
     # The space separates columns even if a squared error is wider than its column.
-    return "".join(f" {v:>14.5f}" for c, v in found.items() if c != "examples")
+    return "".join(f" {v:>14.5f}" for c, v in metrics.items() if c != "examples")
 
 
-def _line(name: str, found: dict[str, float]) -> str:
-    return f"  {name:<16}{_values(found)}"
+def _line(name: str, metrics: dict[str, float]) -> str:
+    return f"  {name:<16}{_values(metrics)}"
 
 
 def _table(

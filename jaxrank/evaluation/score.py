@@ -285,14 +285,14 @@ def _is_of_predict(path: Path) -> bool:
 
 
 def _write(
-    found: Iterator[Scored], stored: Iterator[list[Examples]], tasks: Sequence[Task], output: Path
+    scores: Iterator[Scored], stored: Iterator[list[Examples]], tasks: Sequence[Task], output: Path
 ) -> int:
     sink = None
     rows = 0
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as partial:
-            for scored, block in zip(found, stored, strict=True):
+            for scored, block in zip(scores, stored, strict=True):
                 table = _predictions(scored, block, tasks).replace_schema_metadata(_MARKED)
                 sink = sink or pq.ParquetWriter(partial, table.schema)
                 sink.write_table(table)

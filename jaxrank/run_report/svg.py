@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrank.metrics.intervals import Z
 from jaxrank.run_report.markup import Markup, join, tag
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#333333")
@@ -217,7 +218,7 @@ def whisker(value: float, error: float, low: float, high: float, mark: float) ->
     axis = _Axis(np.array([low, high]), 4, 136, False)
     parts = [tag("line", x1=axis.at(mark), x2=axis.at(mark), y1=1, y2=15, class_="grid")]
     if math.isfinite(value):
-        half = 1.96 * error if math.isfinite(error) else 0.0
+        half = Z * error if math.isfinite(error) else 0.0
         ends = {"x1": axis.at(value - half), "x2": axis.at(value + half)}
         parts.append(tag("line", y1=8, y2=8, stroke=COLORS[0], stroke_width="2", **ends))
         parts.append(tag("circle", cx=axis.at(value), cy=8, r="3.4", fill=COLORS[0]))

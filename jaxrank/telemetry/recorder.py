@@ -212,15 +212,15 @@ class Recorder:
             values |= self._exchange_values(name, cost)
         return values
 
-    def _exchange_values(self, name: str, found: ExchangeMetrics) -> dict[str, float]:
+    def _exchange_values(self, name: str, cost: ExchangeMetrics) -> dict[str, float]:
         devices, owners = self._mesh.size, self._mesh.shape[meshes.SHARD]
-        unique, rounds = int(found.unique), int(found.rounds)
+        unique, rounds = int(cost.unique), int(cost.rounds)
         places = devices * owners * self._buffers[name] * rounds
         return {
             f"exchange/{name}/rounds": rounds,
             f"exchange/{name}/unique_ids": unique,
             f"exchange/{name}/buffer_use": unique / places,
-            f"exchange/{name}/fullest_device": int(found.served) * devices / max(1, unique),
+            f"exchange/{name}/fullest_device": int(cost.served) * devices / max(1, unique),
         }
 
     def _advise(self, exchange: dict[str, ExchangeMetrics], steps: int) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from PIL import Image, ImageDraw
 
+from jaxrank.metrics.intervals import Z
+
 _SIZE, _MARGIN = 240, 34  # pixels of a panel, and of the space around it
 _GRAY, _BLUE = (150, 150, 150), (31, 119, 180)
 
@@ -45,7 +47,7 @@ def _panel(
     draw.line((*at(least, least), *at(largest, largest)), fill=_GRAY)
     points = [at(b["predicted"], b["observed"]) for b in table]
     for bucket, (x, y) in zip(table, points, strict=True):
-        error = 1.96 * bucket["error"]
+        error = Z * bucket["error"]
         ends = (at(0, bucket["observed"] + side * error)[1] for side in (1, -1))
         draw.line([(x, end) for end in ends], fill=_BLUE)
         draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=_BLUE)

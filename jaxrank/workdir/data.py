@@ -169,22 +169,22 @@ def locate(
     source: ConfigDict,
     workdir: str | Path,
     *,
-    given: str = "",
+    store_path: str = "",
     inherits: bool = False,
 ) -> RunData:
     """Locates the data of a run.
 
-    The first of these that is named is used: the store `given`, raw files if `data.direct` is set,
-    the store of the config, the store of the run in the workdir, and WORKDIR/data.
+    The first of these that is named is used: the store at `store_path`, raw files if `data.direct`
+    is set, the store of the config, the store of the run in the workdir, and WORKDIR/data.
 
     Args:
         settings, features, source: sections `data`, `features` and `source` of the config.
-        workdir: of the run. Empty: only `given` and the config are used.
-        given: a store to read in place of the run's.
+        workdir: of the run. Empty: only `store_path` and the config are used.
+        store_path: a store to read in place of the run's.
         inherits: True if a config that names no data uses that of the run in `workdir`.
     """
-    is_direct = settings.direct and not given
-    path = "" if is_direct else given or settings.store
+    is_direct = settings.direct and not store_path
+    path = "" if is_direct else store_path or settings.store
     if inherits and workdir and not is_direct and not path:
         path = files.store_of_run(Path(workdir))
     is_own = bool(workdir) and not is_direct and not path

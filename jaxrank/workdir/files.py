@@ -24,20 +24,20 @@ from jaxrank.runtime import processes
 _FINISHED = "finished"
 
 
-def directory(given: str | Path) -> Path:
+def directory(workdir: str | Path) -> Path:
     """Returns the absolute path of `--workdir`.
 
     Raises:
         InputError: it is a URL, which would become a directory on each machine's local disk.
     """
     # A Path has dropped one of the two slashes.
-    if "://" in str(given) or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(given)):
+    if "://" in str(workdir) or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(workdir)):
         raise InputError(
             "--workdir must be a directory on a file system that all processes share:"
-            f" found the URL {given}. Mount a shared file system, for example NFS, and pass a path"
-            " on it. Prepared data may be at a URL: --config.data.store."
+            f" found the URL {workdir}. Mount a shared file system, for example NFS, and pass a"
+            " path on it. Prepared data may be at a URL: --config.data.store."
         )
-    return Path(os.path.abspath(given))
+    return Path(os.path.abspath(workdir))
 
 
 def _read(path: Path) -> dict[str, Any]:

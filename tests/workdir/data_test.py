@@ -18,8 +18,8 @@ from jaxrank.workdir import data, files
         ({"direct": True}, {}, "", True, False),
         ({"direct": True}, dict(inherits=True), "", True, False),
         ({"direct": True, "store": "/mine"}, {}, "", True, False),
-        ({"store": "/mine"}, dict(given="/given"), "/given", False, False),
-        ({"direct": True}, dict(given="/given"), "/given", False, False),
+        ({"store": "/mine"}, dict(store_path="/given"), "/given", False, False),
+        ({"direct": True}, dict(store_path="/given"), "/given", False, False),
     ],
 )
 def test_the_first_that_is_named_is_the_data_of_a_run(

@@ -133,12 +133,12 @@ class StackRows:
             self._reject(example, column, int(rows.reshape(-1)[wrong]))
         return bool(count)
 
-    def _reject(self, example: int, column: int, found: int) -> NoReturn:
+    def _reject(self, example: int, column: int, row: int) -> NoReturn:
         rows = self._rows[column]
         raise InputError(
             f"Example {example} of the batch: ids of the feature {self._features[column]!r} must be"
             f" rows of the table {self._tables[column]!r}, 0 to {rows - 1} (rows={rows}), or PAD:"
-            f" found {found}. `jaxrank prepare` writes no such ids: prepare the data again."
+            f" found {row}. `jaxrank prepare` writes no such ids: prepare the data again."
         )
 
 

@@ -155,18 +155,18 @@ class EvaluationSource:
         reader: Reader,
         ends: np.ndarray,
         batch_size: int,
-        mine: tuple[int, int],
+        share: tuple[int, int],
         batch: Callable[..., Batch],
     ):
         self._reader, self._ends, self._batch_size = reader, ends, batch_size
-        self._mine, self._batch = mine, batch
+        self._share, self._batch = share, batch
 
     def __len__(self) -> int:
         return math.ceil(int(self._ends[-1]) / self._batch_size)
 
     def __getitem__(self, index: Any) -> Batch:
         offset = int(index) * self._batch_size
-        start, stop = offset + self._mine[0], offset + self._mine[1]
+        start, stop = offset + self._share[0], offset + self._share[1]
         # The last batch may extend past the last example, and some processes may have none of it.
         rows = int(self._ends[-1])
         block = int(np.searchsorted(self._ends, min(start, rows - 1), side="right"))

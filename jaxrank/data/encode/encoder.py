@@ -136,10 +136,10 @@ class Encoder:
     def _horizon(self) -> float | None:
         return horizon(self._features, self._as_of)
 
-    def _count(self, raw: np.ndarray, found: Labels, lists: "_Lists") -> None:
+    def _count(self, raw: np.ndarray, labels: Labels, lists: "_Lists") -> None:
         statistics = self.statistics
-        statistics.add(found.labels, raw, lists.lengths, found.weights, found.logit_correction)
-        statistics.pending += found.pending
+        statistics.add(labels.labels, raw, lists.lengths, labels.weights, labels.logit_correction)
+        statistics.pending += labels.pending
         for i, entry in enumerate(self._features.ragged):
             rows, elements = lists.rows[i], lists.elements[i]
             statistics.add_rows("ragged", i, rows)

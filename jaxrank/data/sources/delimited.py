@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
     column: str
     must: str
-    found: str
+    actual: str
     hint: str = ""
 
 

@@ -35,7 +35,7 @@ class Bad(NamedTuple):
     place: int  # index of the record in the arguments
     column: str
     must: str
-    found: str
+    actual: str
     hint: str = ""
 
 

@@ -200,8 +200,8 @@ def _holds_dictionaries(kind: pa.DataType) -> bool:
     return any(pa.types.is_dictionary(part) or _holds_dictionaries(part) for part in inner)
 
 
-def not_parquet(path: str, found: Exception | str) -> InputError:
-    text = " ".join(str(found).split()).removesuffix(".")
+def not_parquet(path: str, actual: Exception | str) -> InputError:
+    text = " ".join(str(actual).split()).removesuffix(".")
     return InputError(f"{path}: must be a readable Parquet file: found {text}.")
 
 

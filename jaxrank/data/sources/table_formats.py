@@ -107,9 +107,9 @@ def _active(table: str) -> frozenset[str]:
     return frozenset(active)
 
 
-def _cannot(log: str, must: str, found: object) -> InputError:
+def _cannot(log: str, must: str, actual: object) -> InputError:
     return InputError(
-        f"{log}: the log of this Delta table must have {must}: found {found}."
+        f"{log}: the log of this Delta table must have {must}: found {actual}."
         f" {_WHAT_TO_DO.format(kind='delta')}."
     )
 

@@ -264,7 +264,7 @@ class TextSource(LineSource):
             row=row + i,
             column="",
             must="a record",
-            found="the header again, the names of the columns",
+            actual="the header again, the names of the columns",
             hint=hint,
             record=batch.slice(i, 1).to_pylist()[0],
             offset=offset,
@@ -341,9 +341,9 @@ def _ranges(path: str) -> list[tuple[int, int]]:
     return [(i, min(i + _PART_BYTES, size)) for i in range(0, size, _PART_BYTES)]
 
 
-def check_same_columns(first: str, names: Sequence[str], path: str, found: list[str]) -> None:
-    missing = [n for n in names if n not in found]
-    added = [n for n in found if n not in names]
+def check_same_columns(first: str, names: Sequence[str], path: str, actual: list[str]) -> None:
+    missing = [n for n in names if n not in actual]
+    added = [n for n in actual if n not in names]
     if missing or added:
         raise InputError(
             f"{path}: must have the columns of {first}: found missing {missing}, not expected"

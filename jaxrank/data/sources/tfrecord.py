@@ -127,7 +127,7 @@ class TFRecordSource:
                 row=record.row,
                 column=bad.column,
                 must=bad.must,
-                found=bad.found,
+                actual=bad.actual,
                 hint=bad.hint,
                 record=tf_example.shown(record.data) if record.intact else record.data.hex(),
             )

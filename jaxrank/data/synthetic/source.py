@@ -61,18 +61,20 @@ class SyntheticSource:
     """Generated splits. Equal arguments give equal rows, and no two splits share rows.
 
     Args:
-        given: the section of the config.
+        arguments: the section of the config.
     """
 
-    def __init__(self, given: Arguments):
-        self._rows, self._ids, self._lists = given.rows, given.categorical, given.ragged
-        self._clock = given.clock
-        self._seed, self._floats, self._missing = given.seed, given.dense, given.missing
-        self._exponent, self._signal = given.exponent, given.signal
-        self._crosses = given.crosses
-        self._rates = given.click_rate, given.conversion_rate
-        self._drift_size, self._delay_hours = given.drift, given.delay_hours
-        self._negative_rate = given.negative_rate
+    def __init__(self, arguments: Arguments):
+        self._rows = arguments.rows
+        self._ids, self._lists = arguments.categorical, arguments.ragged
+        self._clock = arguments.clock
+        self._seed = arguments.seed
+        self._floats, self._missing = arguments.dense, arguments.missing
+        self._exponent, self._signal = arguments.exponent, arguments.signal
+        self._crosses = arguments.crosses
+        self._rates = arguments.click_rate, arguments.conversion_rate
+        self._drift_size, self._delay_hours = arguments.drift, arguments.delay_hours
+        self._negative_rate = arguments.negative_rate
 
     @functools.cached_property
     def _truth(self) -> Truth:
