@@ -204,7 +204,9 @@ def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False)
         elif (default := default_of(entry)) is not dataclasses.MISSING:
             values[name] = default
         else:
-            raise InputError(f"{place} is missing: found {sorted(section)}.")
+            raise InputError(
+                f"{place} is missing: found {sorted(section)}. It has no default and must be set."
+            )
     for name, entry in fields.items():
         _check_read(values, name, default_of(entry), where, rules_of(entry))
     parsed = cls(**values)

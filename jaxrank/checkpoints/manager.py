@@ -34,7 +34,7 @@ from jaxrank import json_files
 from jaxrank.checkpoints import record as run_record
 from jaxrank.checkpoints.checksums import checksums, differing
 from jaxrank.checkpoints.reader import CheckpointReader
-from jaxrank.checkpoints.record import Metric
+from jaxrank.checkpoints.record import OTHER_CHECKPOINT, Metric
 from jaxrank.checkpoints.retention import Retention
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
@@ -469,6 +469,7 @@ class Checkpoints:
                     f"{self.directory(step)}/{part}: arrays must have the checksums recorded when"
                     " they were saved: this checkpoint is damaged in"
                     f" {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}."
+                    f"{OTHER_CHECKPOINT}"
                 )
 
     def _restored(self, step: int, **parts: Any) -> Any:
@@ -495,7 +496,7 @@ class Checkpoints:
                     ) from error
                 raise InputError(
                     f"{self.directory(step)}: this checkpoint is damaged and cannot be restored:"
-                    f" {text}"
+                    f" {text.removesuffix('.')}.{OTHER_CHECKPOINT}"
                 ) from error
 
         restored = _agreed(restore)

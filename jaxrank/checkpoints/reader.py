@@ -14,6 +14,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrank.checkpoints.checksums import host_checksum
+from jaxrank.checkpoints.record import OTHER_CHECKPOINT
 from jaxrank.errors import InputError
 
 
@@ -100,6 +101,7 @@ class CheckpointReader:
             raise InputError(
                 f"{self._directory}: the array {name} must have the checksum recorded when it was"
                 f" saved, {self._checksums[name]}: found {total}. This checkpoint is damaged."
+                f"{OTHER_CHECKPOINT}"
             )
 
     def _opened(self, name: str) -> ts.TensorStore:
@@ -115,5 +117,5 @@ class CheckpointReader:
         text = " ".join(str(error).split())[:300]
         return InputError(
             f"{self._directory}: the array {name} must be readable: this checkpoint is damaged:"
-            f" {text}"
+            f" {text.removesuffix('.')}.{OTHER_CHECKPOINT}"
         )

@@ -9,10 +9,16 @@ from typing import Any, NamedTuple
 
 from jaxrank.json_files import Seal
 
+# What to do about a damaged checkpoint, with a leading space.
+OTHER_CHECKPOINT = (
+    " Resume from an older checkpoint with --allow-older-checkpoint, or read another one with"
+    " --checkpoint=STEP."
+)
 _SEAL = Seal(
     "digest",
     of_bytes=False,  # Orbax writes the file
-    hint=" This checkpoint is damaged, or was written by another version of jaxrank.",
+    hint=" This checkpoint is damaged, or was written by another version of jaxrank."
+    f"{OTHER_CHECKPOINT}",
 )
 
 

@@ -101,10 +101,9 @@ def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
             column_values = column_values.cast(pa.string())
         return pc.dictionary_encode(column_values, null_encoding="encode").combine_chunks()
     except pa.ArrowException as error:
-        why = "" if isinstance(error, pa.ArrowNotImplementedError) else f": {error}"
         raise InputError(
             f"--by: column {column!r} must hold one value per example, which can be text: found"
-            f" {kind}{why}."
+            f" {kind} ({error}). Name another column."
         ) from error
 
 

@@ -115,7 +115,7 @@ class StoredFile:
         """Returns a reader of the given columns, or of all columns."""
         path = self._path
         if not path.is_file():
-            raise InputError(f"{path}: this file of the store is missing.")
+            raise InputError(f"{path}: this file of the store is missing. Prepare the data again.")
         size = path.stat().st_size
         if size != self._entry["bytes"]:
             raise InputError(
