@@ -1,0 +1,163 @@
+"""The two passes of a preparation over its units: fit the encoders, then encode and write."""
+
+import collections
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrank import json_files
+from jaxrank.data.encode.fit import (
+    FIT_NOTHING,
+    FitState,
+    FittedEncoders,
+    looks_at_last_event,
+)
+from jaxrank.data.prepare import encode_unit, fit_unit, sample
+from jaxrank.data.prepare.runners import Runner
+from jaxrank.data.prepare.settings import PrepareSettings
+from jaxrank.data.prepare.units import units_of
+from jaxrank.data.sources.registry import Source
+from jaxrank.data.statistics import admission, new_values
+from jaxrank.data.statistics import report as statistics_report
+from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.store.writer import StoreWriter
+from jaxrank.errors import InputError
+from jaxrank.report import Report
+
+TRAIN = "train"  # the split that encoders are fitted on
+
+
+class Preparation:
+    """The two passes over all units."""
+
+    def __init__(
+        self,
+        settings: PrepareSettings,
+        data: Source,
+        writer: StoreWriter,
+        runner: Runner,
+        report: Report,
+    ):
+        self._settings, self._data, self._writer = settings, data, writer
+        self._runner, self._report = runner, report
+        marks = data.marks()
+        self._units = {split: units_of(data, split, marks) for split in data.splits}
+        self._new: dict[str, new_values.Counted] = {}  # by directory
+
+    @property
+    def bytes(self) -> int:
+        """Returns the approximate bytes of raw data."""
+        return sum(unit.bytes for units in self._units.values() for unit in units)
+
+    def report_sample(self) -> None:
+        """Reports what the first records seem to mean without a field that says so."""
+        split = TRAIN if TRAIN in self._data.splits else self._data.splits[0]
+        for line in sample.shared_files(self._data):
+            self._report(line)
+        if self._data.files and not self._settings.hash_key_file:
+            for line in sample.notes(self._settings.features, self._data, split):
+                self._report(line)
+
+    def fit(self, earlier: FittedEncoders) -> FittedEncoders:
+        """Runs a pass over the training split, if anything must be fitted."""
+        if not self._settings.wanted.any:
+            return earlier
+        began = time.perf_counter()
+        fit_state = self._fit_state(TRAIN, self._settings)
+        self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, began)}")
+        fitted = fit_state.fitted(earlier)
+        if earlier.vocabularies:
+            for line in admission.report_lines(fitted.changes):
+                self._report(line)
+        return fitted
+
+    def _fit_state(self, split: str, settings: PrepareSettings) -> FitState:
+        self._runner.run(fit_unit.fit, settings, self._units[split])
+        state = FitState(settings.features, settings.wanted)
+        for unit in self._units[split]:
+            state.merge(fit_unit.read_fit_state(settings, unit))
+        return state
+
+    def _as_of(self, split: str) -> float | None:
+        """Returns the latest event of a split, the time of its snapshot, if labels depend on it."""
+        settings = self._settings
+        if not looks_at_last_event(settings.features):
+            return None
+        return self._fit_state(
+            split, settings._replace(wanted=FIT_NOTHING._replace(as_of=True))
+        ).as_of
+
+    def write(self, fitted: FittedEncoders) -> None:
+        """Runs a pass over all splits."""
+        settings = self._settings
+        for table, vocabulary in fitted.vocabularies.items():
+            history, changes = fitted.histories.get(table), fitted.changes.get(table)
+            self._writer.write_vocabulary(
+                table, vocabulary.values, vocabulary.counts, history, changes
+            )
+        rejected: list[str] = []
+        for split in self._data.splits:
+            began = time.perf_counter()
+            units = self._units[split]
+            state = fitted._replace(as_of=self._as_of(split)).to_state()
+            learned_json = json_files.to_text(state, sort_keys=True)
+            self._runner.run(encode_unit.encode, settings, units, learned_json)
+            written = [encode_unit.read_result(settings, unit) for unit in units]
+            rejected += [line for unit in written for line in unit.rejected]
+            self._check_rejected(len(rejected))
+            totals = self._joined(split, written)
+            self._new |= {directory: joined.new for directory, joined in totals.items()}
+            rows = sum(statistics.rows for statistics in totals.values())
+            if not rows:
+                raise InputError(
+                    f"source: the split {split!r} must have at least one row: found none."
+                )
+            self._report(f"{split}: {_speed(rows, began)}")
+            self._report_split(split, totals)
+        if rejected:
+            self._writer.write_rejected(rejected)
+            self._report(f"{len(rejected):,} record(s) skipped: see rejected.jsonl in the store")
+
+    def _check_rejected(self, count: int) -> None:
+        limit = self._settings.max_rejected
+        if count > limit:
+            raise InputError(
+                f"at most {limit:,} records may be skipped (--max-rejected): found {count:,}."
+            )
+
+    def _joined(self, split: str, written: Sequence[encode_unit.Written]) -> dict[str, Statistics]:
+        """Adds the results of a split's units to the store and returns statistics by directory."""
+        entries: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+        for unit in written:
+            for directory, entry in unit.splits.items():
+                entries[directory].append(entry)
+        by_directory = {}
+        for directory in sorted(entries):
+            joined = Statistics(self._settings.features)
+            for entry in entries[directory]:
+                joined.merge(Statistics.from_state(self._settings.features, entry["statistics"]))
+            of_files = [file for entry in entries[directory] for file in entry["files"]]
+            self._writer.add(directory, of_files, joined.summary())
+            by_directory[directory] = joined
+        return by_directory
+
+    def _report_split(self, split: str, totals: Mapping[str, Statistics]) -> None:
+        for directory, joined in totals.items():
+            if directory != split:
+                self._report(f"  {directory}: {joined.rows:,} rows")
+        whole = Statistics(self._settings.features)
+        for joined in totals.values():
+            whole.merge(joined)
+        for line in statistics_report.lines(whole.summary()):
+            self._report(f"  {line}")
+
+    def report_new_values(self, earlier: FittedEncoders, store: str) -> None:
+        """Reports each feature most of whose values are missing in the earlier store."""
+        features, vocabularies = self._settings.features, earlier.vocabularies
+        for line in new_values.lines(features, self._new, vocabularies, store):
+            self._report(line)
+
+
+def _speed(rows: int, began: float) -> str:
+    seconds = time.perf_counter() - began
+    return f"{rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s"
