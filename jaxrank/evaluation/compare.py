@@ -195,19 +195,16 @@ def _sliced(
     groups: slices.Groups, scored: Sequence[_Scored], tasks: Sequence[Task]
 ) -> dict[str, Any]:
     """Compares the runs on each value of a column, in descending order of rows."""
-    order = np.argsort(groups.code, kind="stable")
-    counts = np.bincount(groups.code, minlength=len(groups.values))
-    members = np.split(order, np.cumsum(counts)[:-1])
+    members = groups.members()
     values = []
-    for i in sorted(range(len(members)), key=lambda i: -len(members[i]))[:_MOST_SLICES]:
-        if len(members[i]):
-            metrics, differences = _compared(scored, tasks, members[i])
-            values.append(
-                {
-                    "value": groups.values[i],
-                    "examples": len(members[i]),
-                    "runs": [{"metrics": of_run} for of_run in metrics],
-                    "differences": differences,
-                }
-            )
+    for i in slices.by_size(members)[:_MOST_SLICES]:
+        metrics, differences = _compared(scored, tasks, members[i])
+        values.append(
+            {
+                "value": groups.values[i],
+                "examples": len(members[i]),
+                "runs": [{"metrics": of_run} for of_run in metrics],
+                "differences": differences,
+            }
+        )
     return {"column": groups.column, "values": values}

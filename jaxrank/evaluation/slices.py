@@ -46,6 +46,21 @@ class Groups(NamedTuple):
     values: list[Any]
     code: np.ndarray
 
+    def members(self) -> list[np.ndarray]:
+        """Returns the indices of the examples of each value, ascending."""
+        order = np.argsort(self.code, kind="stable")
+        counts = np.bincount(self.code, minlength=len(self.values))
+        return np.split(order, np.cumsum(counts)[:-1])
+
+
+def by_size(members: Sequence[np.ndarray]) -> list[int]:
+    """Returns the indices of groups in descending order of examples, without empty groups.
+
+    Groups of equal size keep their order.
+    """
+    order = sorted(range(len(members)), key=lambda i: -len(members[i]))
+    return [i for i in order if len(members[i])]
+
 
 def groups_of(split: Split, column: str) -> Groups:
     """Reads one column.
@@ -121,9 +136,7 @@ def by_group(
         tasks: of the run.
         logits, labels, weights: f32[n, tasks], of all examples in stored order.
     """
-    order = np.argsort(groups.code, kind="stable")
-    ends = np.cumsum(np.bincount(groups.code, minlength=len(groups.values)))
-    members = np.split(order, ends[:-1])
+    members = groups.members()
     values: list[dict[str, Any]] = [
         {
             "value": value,
@@ -134,9 +147,8 @@ def by_group(
         }
         for value, of in zip(groups.values, members, strict=True)
     ]
-    # Groups of equal size keep the order of the data, because the sort is stable.
-    by_size = sorted(range(len(members)), key=lambda i: -len(members[i]))
-    for i in by_size[:_MOST_ERRORS]:
+    order = by_size(members)
+    for i in order[:_MOST_ERRORS]:
         of = members[i]
         values[i]["errors"] = {
             task.name: intervals.standard_errors(
@@ -151,7 +163,7 @@ def by_group(
         for i, task in enumerate(tasks)
         if task.kind == "binary"
     }
-    return Slices(groups.column, [values[i] for i in by_size if len(members[i])], gauc)
+    return Slices(groups.column, [values[i] for i in order], gauc)
 
 
 def _mean_auc(aucs: Sequence[float], weights: np.ndarray) -> float:
