@@ -27,12 +27,7 @@ def without(schema: Schema, skip: Sequence[str]) -> Schema:
     """
     if not skip:
         return schema
-    features: list[Dense | Categorical | Ragged] = [
-        *schema.dense,
-        *schema.categorical,
-        *schema.ragged,
-    ]
-    names = {f: _names(f) for f in features}
+    names = {f: _names(f) for f in _features(schema)}
     known = {name for alternatives in names.values() for name in alternatives}
     left_out: set[str] = set()
     for pattern in skip:
@@ -75,12 +70,7 @@ def matches(field: str, pattern: str, known: Collection[str]) -> set[str]:
 
 def columns(schema: Schema) -> list[str]:
     """Returns the name under which each feature can be left out with all its numbers, each once."""
-    features: list[Dense | Categorical | Ragged] = [
-        *schema.dense,
-        *schema.categorical,
-        *schema.ragged,
-    ]
-    return list(dict.fromkeys(min(_names(f), key=len) for f in features))
+    return list(dict.fromkeys(min(_names(f), key=len) for f in _features(schema)))
 
 
 def restricted(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
@@ -94,6 +84,10 @@ def restricted(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
         categorical=tuple(entry for entry in spec.categorical if entry.name in categorical),
         ragged=tuple(entry for entry in spec.ragged if entry.name in ragged),
     )
+
+
+def _features(schema: Schema) -> list[Dense | Categorical | Ragged]:
+    return [*schema.dense, *schema.categorical, *schema.ragged]
 
 
 def _names(feature: Dense | Categorical | Ragged) -> frozenset[str]:
