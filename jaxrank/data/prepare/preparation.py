@@ -17,7 +17,7 @@ from jaxrank.data.prepare.runners import Runner
 from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.prepare.units import units_of
 from jaxrank.data.sources.registry import Source
-from jaxrank.data.statistics import admission, new_values
+from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.writer import StoreWriter
@@ -67,7 +67,7 @@ class Preparation:
         self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, began)}")
         fitted = fit_state.fitted(earlier)
         if earlier.vocabularies:
-            for line in admission.report_lines(fitted.changes):
+            for line in statistics_report.vocabulary_lines(fitted.changes):
                 self._report(line)
         return fitted
 

@@ -19,7 +19,6 @@ from jaxrank.data.statistics.vocabulary import Counter, Vocabulary, checksum, co
 NO_DAY = -(2**31)
 
 _MOST_COUNTED = 10_000  # days that a store remembers as counted
-_MOST_SHOWN = 20  # tables of a report
 _SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64()), ("last_day", pa.int32())])
 
 
@@ -66,6 +65,14 @@ class Changes(NamedTuple):
     lookups: int
     lost: int
 
+    @property
+    def lost_share(self) -> float:
+        return self.lost / max(self.lookups, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry of a table in the manifest."""
+        return {**self._asdict(), "lost_share": self.lost_share}
+
 
 class Admitted(NamedTuple):
     """The vocabulary of a table after a further day."""
@@ -108,11 +115,9 @@ def admit(
     """
     seen = {day: counter.counts() for day, counter in counters.items()}
     occurring = _grouped(seen)
+    is_first = earlier is None
     if earlier is None:
-        earlier, is_first = Vocabulary(pa.array([], pa.string()), np.zeros(0, np.int64)), True
-        history = None
-    else:
-        is_first = False
+        earlier, history = Vocabulary(pa.array([], pa.string()), np.zeros(0, np.int64)), None
     if history is None or history.by_event != by_event:
         history = _unrecorded(earlier, history, seen, by_event)
     if not by_event:
@@ -138,11 +143,15 @@ def admit(
     else:
         stays = Changes(len(earlier.values), 0, 0, len(history.waiting), 0, 0, 0)
         admitted = Admitted(earlier, history, stays)
+    return admitted._replace(changes=_with_lookups(admitted, occurring))
+
+
+def _with_lookups(admitted: Admitted, occurring: pa.Table) -> Changes:
+    """Counts the ids of the training split, and those of them that have no row."""
     lookups = int(pc.sum(occurring["count"]).as_py() or 0)
     has_row = pc.is_in(occurring["value"], value_set=admitted.vocabulary.values)
     read = int(pc.sum(occurring["count"].filter(has_row)).as_py() or 0)
-    changes = admitted.changes._replace(lookups=lookups, lost=lookups - read)
-    return admitted._replace(changes=changes)
+    return admitted.changes._replace(lookups=lookups, lost=lookups - read)
 
 
 def empty_waiting() -> pa.Table:
@@ -212,7 +221,7 @@ class _Known:
 
     def __init__(self, earlier: Vocabulary, history: TableHistory, seen: pa.Table):
         waiting = history.waiting
-        before = pa.chunked_array([*_chunks(earlier.values), *_chunks(waiting["value"])])
+        before = pa.chunked_array([earlier.values, *waiting["value"].chunks])
         before = before.cast(pa.string())
         at = pc.index_in(seen["value"], value_set=before)
         is_new = pc.is_null(at)
@@ -272,35 +281,3 @@ class _Known:
     def _table(self, ids: np.ndarray) -> pa.Table:
         columns = [self.values.take(pa.array(ids)), self.counts[ids], self.last[ids]]
         return pa.table(columns, schema=_SCHEMA)
-
-
-def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    return values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-
-
-def report_lines(by_table: Mapping[str, Changes]) -> list[str]:
-    """Returns lines for the report of a preparation. Of many tables, those that lose most."""
-    worst = sorted(by_table, key=lambda name: -_lost_share(by_table[name]))
-    shown = set(worst[:_MOST_SHOWN])
-    lines = [_line(name, changes) for name, changes in by_table.items() if name in shown]
-    if len(worst) > _MOST_SHOWN:
-        lines.append(f"and {len(worst) - _MOST_SHOWN} tables that lose fewer lookups")
-    return lines
-
-
-def _lost_share(changes: Changes) -> float:
-    return changes.lost / max(changes.lookups, 1)
-
-
-def _line(table: str, changes: Changes) -> str:
-    dropped = f", {changes.dropped:,} more do not" if changes.dropped else ""
-    lost = f"{_lost_share(changes):.2%} of {changes.lookups:,} lookups lost"
-    return (
-        f"table {table}: {changes.kept:,} rows kept, {changes.new:,} new, {changes.evicted:,}"
-        f" evicted; {changes.waiting:,} ids wait{dropped}; {lost}"
-    )
-
-
-def to_json(changes: Changes) -> dict[str, Any]:
-    """Returns the entry of a table in the manifest."""
-    return {**changes._asdict(), "lost_share": _lost_share(changes)}

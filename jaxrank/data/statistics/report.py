@@ -1,9 +1,12 @@
-"""Formats the statistics of a split as text."""
+"""Formats the statistics of a split, and the changes of vocabularies, as text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrank.data.statistics.admission import Changes
+
 _MOST_FEATURES_IN_TABLES = 20
+_MOST_VOCABULARIES = 20
 _MOST_WORST = 3
 
 Columns = Mapping[str, Mapping[str, Any]]
@@ -156,3 +159,22 @@ def _worst(
     order = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])
     worst = ", ".join(f"{name} ({shares[name]:.2%})" for name in order[:_MOST_WORST])
     return f"{text}, most in {worst}" if worst else text
+
+
+def vocabulary_lines(by_table: Mapping[str, Changes]) -> list[str]:
+    """Formats the changes of vocabularies. Of many tables, those that lose most lookups."""
+    worst = sorted(by_table, key=lambda name: -by_table[name].lost_share)
+    shown = set(worst[:_MOST_VOCABULARIES])
+    lines = [_changes(name, changes) for name, changes in by_table.items() if name in shown]
+    if len(worst) > _MOST_VOCABULARIES:
+        lines.append(f"and {len(worst) - _MOST_VOCABULARIES} tables that lose fewer lookups")
+    return lines
+
+
+def _changes(table: str, changes: Changes) -> str:
+    dropped = f", {changes.dropped:,} more do not" if changes.dropped else ""
+    lost = f"{changes.lost_share:.2%} of {changes.lookups:,} lookups lost"
+    return (
+        f"table {table}: {changes.kept:,} rows kept, {changes.new:,} new, {changes.evicted:,}"
+        f" evicted; {changes.waiting:,} ids wait{dropped}; {lost}"
+    )

@@ -15,7 +15,7 @@ import jaxrank
 from jaxrank.data import files
 from jaxrank.data.examples import Examples
 from jaxrank.data.lock import new_directory, remove_empty_directories
-from jaxrank.data.statistics.admission import Changes, TableHistory, to_json, waiting_checksum
+from jaxrank.data.statistics.admission import Changes, TableHistory, waiting_checksum
 from jaxrank.data.statistics.vocabulary import counts_checksum, write_file
 from jaxrank.data.store import manifest
 from jaxrank.data.store.block import block_checksum, to_arrow
@@ -192,7 +192,7 @@ class StoreWriter:
             "counted": {str(day): sums for day, sums in history.counted.items()},
         }
         if changes is not None:
-            self._history[table]["changes"] = to_json(changes)
+            self._history[table]["changes"] = changes.to_json()
 
     def write_rejected(self, lines: Sequence[str]) -> None:
         """Writes the skipped records, one line of JSON each."""
