@@ -22,7 +22,7 @@ from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.prepare import passes
 from jaxrank.data.store import direct
-from jaxrank.data.store import reader as store
+from jaxrank.data.store.stored_split import StoredSplit
 from jaxrank.errors import InputError, RunError
 from jaxrank.layout import layout
 from jaxrank.runtime import processes
@@ -176,7 +176,7 @@ def test_each_part_of_the_input_is_reported_with_the_time_that_it_took(tmp_path,
 
     stored = prepared(tmp_path / "store")
     split, make = stored.split("train"), batches_of(stored.schema)
-    slowed(store.StoredSplit, "read_block", "read", 0.5)
+    slowed(StoredSplit, "read_block", "read", 0.5)
     slowed(examples, "gather", "shuffle", 0.25)
     slowed(Batcher, "fill", "pack", 0.125)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

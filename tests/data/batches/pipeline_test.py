@@ -22,8 +22,9 @@ from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.batches.workers import suitable_workers
 from jaxrank.data.examples import Examples
 from jaxrank.data.prepare.passes import prepare
-from jaxrank.data.store.reader import StoredSplit, open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.data.store.same_values import rows_in_model
+from jaxrank.data.store.stored_split import StoredSplit
 from jaxrank.data.store.view import View, ViewedSplit
 from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError
