@@ -40,9 +40,10 @@ from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.phases import PhaseTimer
 from jaxrank.telemetry.profiler import Profile
+from jaxrank.telemetry.progress import Progress
 from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.reliability_image import draw_reliability
-from jaxrank.telemetry.writers import Progress, Writer, open_writer
+from jaxrank.telemetry.writers import Writer, open_writer
 from jaxrank.warm_start import start
 from jaxrank.workdir import files as workdirs
 from jaxrank.workdir import lock

@@ -16,7 +16,8 @@ from jaxrank.run_schedule import RunSchedule
 from jaxrank.step import ExchangeMetrics, StepMetrics
 from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.loss_spikes import LossSpikeDetector
-from jaxrank.telemetry.writers import Progress, Writer
+from jaxrank.telemetry.progress import Progress
+from jaxrank.telemetry.writers import Writer
 
 # Interval in steps. More than 1% of them with several rounds of the exchange are reported.
 _ROUNDS_WATCHED = 200
