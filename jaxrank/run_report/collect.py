@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from jaxrank import json_files
 from jaxrank.config_files import to_plain
+from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
-from jaxrank.evaluation.evaluate import Evaluation, evaluate, load_run
+from jaxrank.evaluation.evaluate import Evaluation, SavedRun, evaluate, load_run
 from jaxrank.report import Report
 from jaxrank.run_report import history, summary
+from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.workdir import files as workdirs
 
 
@@ -61,6 +63,7 @@ def _unfinished(directory: Path, report: Report) -> dict[str, Any]:
     """Returns the summary of a run that has none, with the scores of its newest checkpoint."""
     run = load_run(directory)
     tables = summary.tables_of(run.schema, workdirs.load_placement(directory))
+    store = None
     try:
         store = run.open_data()
         data = {"store": str(store.path), "splits": summary.statistics_of(store)}
@@ -68,9 +71,9 @@ def _unfinished(directory: Path, report: Report) -> dict[str, Any]:
         report(f"{directory}: its data cannot be read, and is not shown: {error}")
         data = {"store": "", "splits": {}}
     result = None
-    if workdirs.has_checkpoint(directory) and data["splits"] and run.config.data.valid:
+    if workdirs.has_checkpoint(directory) and store is not None and run.config.data.valid:
         report(f"Scoring the checkpoint of {directory}, which has no summary.json")
-        scored = evaluate(str(directory), checkpoint=run.judged_by, split=_split(run, data))
+        scored = evaluate(str(directory), checkpoint=run.judged_by, split=_split(run, store))
         result = json_files.plain(scored) | {"checkpoint_step": scored.step, "days": []}
     return {
         "version": "",
@@ -84,10 +87,16 @@ def _unfinished(directory: Path, report: Report) -> dict[str, Any]:
     }
 
 
-def _split(run: Any, data: Mapping[str, Any]) -> str:
-    """Returns the split to score: with progressive validation the last day."""
-    name = run.config.data.valid
-    return "" if name in data["splits"] or "/" in name else sorted(data["splits"])[-1]
+def _split(run: SavedRun, store: Store) -> str:
+    """Returns the split to score: empty for that of the config, or a day of the training data.
+
+    Progressive validation has no split of its own, so the last day is scored.
+    """
+    if run.config.data.valid != NEXT_DAY:
+        return ""
+    train = run.config.data.train
+    day, _ = store.split(train, "data.train").days[-1]
+    return f"{train.partition('/')[0]}/{day}"
 
 
 def save_slices(directory: Path, evaluation: Evaluation) -> None:

@@ -1,0 +1,28 @@
+"""Tests of what a report scores of a run without a summary."""
+
+import types
+
+import by_day
+import pyarrow as pa
+import pytest
+
+from jaxrank.run_report import collect
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "expected"),
+    [
+        ("train", "next_day", "train/2024-05-03"),
+        ("train/2024-05-01:2024-05-02", "next_day", "train/2024-05-02"),
+        ("train/2024-05-01", "train", ""),  # all days, which evaluate resolves itself
+        ("train/2024-05-01", "train/2024-05-02", ""),
+    ],
+)
+def test_the_split_to_score_is_that_of_the_config(tmp_path, train, valid, expected):
+    table = pa.table({"x": [0.5, 1.5], "y": [0.0, 1.0]})
+    days = [f"2024-05-0{n}" for n in (1, 2, 3)]
+    features = dict(tasks=[dict(name="click", label="y")], dense=[dict(columns="x")])
+    store = by_day.write(tmp_path, dict.fromkeys(days, table), features, 2)
+    data = types.SimpleNamespace(train=train, valid=valid)
+    run = types.SimpleNamespace(config=types.SimpleNamespace(data=data))
+    assert collect._split(run, store) == expected
