@@ -98,4 +98,7 @@ def _differs(store: Store, field: str, name: str, old: Any, new: Any) -> InputEr
 
 
 def _order(store: Store, field: str, old: list[str], new: list[str]) -> InputError:
-    return InputError(f"{store.path}: {field} must be in the order {old}: found {new}.")
+    return InputError(
+        f"{store.path}: {field} must be in the order {old}: found {new}. Prepare the data again"
+        f" with features.{field} in that order."
+    )

@@ -171,16 +171,14 @@ def times(runs: Sequence[RunReport]) -> list[Markup]:
         parts.append(table(["phase", "", "time", "share"], rows, texts=2))
         parts.append(tag("p", text))
         if run.summary["description"]:
-            parts.append(tag("details", tag("summary", "Model"), _pre(run.summary["description"])))
+            parts.append(
+                tag("details", tag("summary", "Model"), tag("pre", run.summary["description"]))
+            )
     return parts
 
 
 def _rounded(speed: Any) -> float | None:
     return None if speed is None or speed != speed else float(round(speed))
-
-
-def _pre(text: str) -> Markup:
-    return tag("pre", text)
 
 
 def configs(runs: Sequence[RunReport]) -> list[Markup]:
@@ -201,7 +199,7 @@ def configs(runs: Sequence[RunReport]) -> list[Markup]:
         body = table(["field", "value"], changed, texts=2)
         parts.append(tag("details", title, body))
         whole = json_files.to_text(run.summary["config"], indent=1)
-        parts.append(tag("details", tag("summary", f"All fields{of_run}"), _pre(whole)))
+        parts.append(tag("details", tag("summary", f"All fields{of_run}"), tag("pre", whole)))
     return parts
 
 

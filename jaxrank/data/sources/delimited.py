@@ -19,8 +19,6 @@ _ESCAPED = re.compile("[\udc80-\udcff]")
 
 TEXT = "delimited text"
 CLOSED = "on one line, between two quotes if quoted"
-
-
 DOUBLED = "delimited text whose quoted values end at their closing quote"
 _ESCAPE_HINT = (
     " A quote within a quoted value is written twice, or set source.escape to the letter before it."

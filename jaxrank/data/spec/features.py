@@ -51,7 +51,13 @@ class TableSpec:
 
 # Fields that must be equal for features that share a table.
 _OF_TABLES = (
-    *("encoding", "min_count", "max_rows", "keep_days", "max_waiting", "rows", "on_bad_id"),
+    "encoding",
+    "min_count",
+    "max_rows",
+    "keep_days",
+    "max_waiting",
+    "rows",
+    "on_bad_id",
 )
 
 

@@ -13,13 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from jaxrank.data.statistics.vocabulary import Counter, Vocabulary, checksum, counts_checksum
+from jaxrank.data.statistics.vocabulary import (
+    WITH_DAYS,
+    Counter,
+    Vocabulary,
+    checksum,
+    counts_checksum,
+)
 
 # Day of an event without a time. The event counts, but its id was not seen on any day.
 NO_DAY = -(2**31)
 
 _MOST_COUNTED = 10_000  # days that a store remembers as counted
-_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64()), ("last_day", pa.int32())])
 
 
 class Limits(NamedTuple):
@@ -155,7 +160,7 @@ def _with_lookups(admitted: Admitted, occurring: pa.Table) -> Changes:
 
 
 def empty_waiting() -> pa.Table:
-    return _SCHEMA.empty_table()
+    return WITH_DAYS.empty_table()
 
 
 def waiting_checksum(waiting: pa.Table) -> str:
@@ -175,7 +180,7 @@ def _unrecorded(
     last_day = pa.array(np.full(len(waiting), before, np.int32))
     return TableHistory(
         last_days=np.full(len(earlier.values), before, np.int32),
-        waiting=waiting.set_column(2, _SCHEMA.field(2), last_day),
+        waiting=waiting.set_column(2, WITH_DAYS.field(2), last_day),
         counted={},
         newest=before,
         by_event=by_event,
@@ -187,7 +192,7 @@ def _grouped(seen: Mapping[int, pa.Table]) -> pa.Table:
     parts = [
         pa.table(
             [counts["value"], counts["count"], pa.array(np.full(len(counts), day, np.int32))],
-            schema=_SCHEMA,
+            schema=WITH_DAYS,
         )
         for day, counts in seen.items()
     ]
@@ -197,7 +202,7 @@ def _grouped(seen: Mapping[int, pa.Table]) -> pa.Table:
     summed = grouped.aggregate([("count", "sum"), ("last_day", "max")])
     names = {"count_sum": "count", "last_day_max": "last_day"}
     renamed = summed.rename_columns([names.get(n, n) for n in summed.column_names])
-    return renamed.select(_SCHEMA.names).cast(_SCHEMA)
+    return renamed.select(WITH_DAYS.names).cast(WITH_DAYS)
 
 
 def _checksum(counts: pa.Table) -> str:
@@ -280,4 +285,4 @@ class _Known:
 
     def _table(self, ids: np.ndarray) -> pa.Table:
         columns = [self.values.take(pa.array(ids)), self.counts[ids], self.last[ids]]
-        return pa.table(columns, schema=_SCHEMA)
+        return pa.table(columns, schema=WITH_DAYS)

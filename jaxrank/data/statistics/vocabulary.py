@@ -16,7 +16,7 @@ from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 _MERGE_AFTER = 1 << 16
 _SLICE = 1 << 16
 _SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
-_WITH_DAYS = _SCHEMA.append(pa.field("last_day", pa.int32()))
+WITH_DAYS = _SCHEMA.append(pa.field("last_day", pa.int32()))
 
 
 def checksum(values: pa.Array | pa.ChunkedArray) -> str:
@@ -47,7 +47,7 @@ def write_file(
         values = pa.array(values, pa.string())
     columns, schema = [values, pa.array(counts, pa.int64())], _SCHEMA
     if last_days is not None:
-        columns, schema = [*columns, pa.array(last_days, pa.int32())], _WITH_DAYS
+        columns, schema = [*columns, pa.array(last_days, pa.int32())], WITH_DAYS
     with path.open("wb") as file, pa.ipc.new_file(file, schema) as sink:
         sink.write_table(pa.table(columns, schema=schema))
 
@@ -69,7 +69,7 @@ def read_file(path: UPath) -> pa.Table:
             f"{path}: must be a readable Arrow file: found {error}. Prepare the data again."
         ) from error
     nulls = sum(column.null_count for column in content.columns)
-    is_known = any(content.schema.equals(schema) for schema in (_SCHEMA, _WITH_DAYS))
+    is_known = any(content.schema.equals(schema) for schema in (_SCHEMA, WITH_DAYS))
     if not is_known or nulls:
         raise InputError(
             f"{path}: must have the columns value (string) and count (int64) without nulls: found"
