@@ -94,12 +94,76 @@ def test_a_lookup_by_computed_places_is_clipped():
     np.testing.assert_allclose(run(read, x, ids), read(x, ids), rtol=1e-6)
 
 
-def test_a_primitive_without_a_form_is_named_with_its_source_line():
-    with pytest.raises(UnsupportedError, match=r"sort .*onnx_test.py:\d+.*<lambda>\)"):
-        to_onnx(lambda x: [jnp.sort(x)], [Tensor("x", (3,), FLOAT)], ["y"])
-    with pytest.raises(UnsupportedError, match=r"gather .*onnx_test.py"):
-        to_onnx(
-            lambda x, i: [jnp.take_along_axis(x, i, 1)],
-            [Tensor("x", (3,), FLOAT), Tensor("i", (3,), INT)],
-            ["y"],
-        )
+UNSUPPORTED = {
+    "sort": (r"sort has no", lambda x, i: jnp.sort(x)),
+    "bits": (r"and of int32 has no", lambda x, i: i & 3),
+    "round": (
+        r"round away from zero has no",
+        lambda x, i: jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO),
+    ),
+    "select_n": (
+        r"select_n by a number has no",
+        lambda x, i: jax.lax.select_n(jnp.clip(i, 0, 1), x, 2 * x),
+    ),
+    "reshape": (
+        r"reshape with an order of dimensions has no",
+        lambda x, i: jax.lax.reshape(x, x.shape, dimensions=(1, 0)),
+    ),
+    "slice": (r"slice of the axis of examples has no", lambda x, i: jnp.roll(x, 1, axis=0)),
+    "first examples": (
+        r"of the axis of examples has no",
+        lambda x, i: x[1:],
+    ),
+    "dynamic_slice": (
+        r"dynamic_slice at a computed place has no",
+        lambda x, i: jax.lax.dynamic_slice_in_dim(jnp.ones((4, 3)), i.max(), 2),
+    ),
+    "pad": (
+        r"pad with padding_config=.*-1.* has no",
+        lambda x, i: jax.lax.pad(x, 0.0, ((0, 0, 0), (-1, 1, 0))),
+    ),
+    "number of examples": (r"dim_as_value has no", lambda x, i: x / x.shape[0]),
+    "broadcast_in_dim": (
+        r"a dimension batch \+ 1, no multiple of batch has no",
+        lambda x, i: jnp.ones((x.shape[0] + 1, 1)) * x[:1],
+    ),
+    "elements": (
+        r"gather of other elements in each example has no",
+        lambda x, i: jnp.take_along_axis(x, i, 1),
+    ),
+    "gather": (
+        r"gather of other elements than whole slices along one axis has no",
+        lambda x, i: jnp.ones((4, 4)).at[i[:, :1], i[:, 1:2]].get(mode="clip"),
+    ),
+    "constant places": (
+        r"gather at places outside of 0 to 2 has no",
+        lambda x, i: x.at[:, jnp.array([0, 7])].get(mode="fill"),
+    ),
+    "computed places": (
+        r"gather at computed places without mode='clip' has no",
+        lambda x, i: jnp.ones((4, 3))[i[:, 0]],
+    ),
+    "random key": (r"random_seed has no", lambda x, i: x * jax.random.uniform(jax.random.key(0))),
+    "a dtype that ONNX lacks": (
+        r"convert_element_type has no",
+        lambda x, i: x.astype(jnp.float8_e3m4),
+    ),
+    "a dtype that ONNX's operation lacks": (r"must run .* lt: ", lambda x, i: (x > 0) < (x > 1)),
+    "a dtype that ONNX Runtime lacks": (
+        r"must run .*'tanh: ",
+        lambda x, i: jnp.tanh(x.astype(jnp.bfloat16)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_primitive_without_a_form_is_named_with_its_source_line(name):
+    message, function = UNSUPPORTED[name]
+    inputs = [Tensor("x", (3,), FLOAT), Tensor("i", (3,), INT)]
+    with pytest.raises(UnsupportedError, match=rf"{message}.*onnx_test.py:\d+.*<lambda>\)"):
+        to_onnx(lambda x, i: [jnp.float32(function(x, i))], inputs, ["y"])
+
+
+def test_models_hold_no_paths():
+    model = to_onnx(lambda x: [jnp.tanh(x)], [Tensor("x", (3,), FLOAT)], ["y"])
+    assert b"onnx_test" not in model.SerializeToString()

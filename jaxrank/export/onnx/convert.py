@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import onnx
+import onnxruntime
 from jax import export
 from jax.extend import source_info_util
 from jax.extend.core import Literal
@@ -22,7 +23,7 @@ _CALLS = {
 
 
 class UnsupportedError(Exception):
-    """A primitive of the function has no ONNX form. The message names it and its source line."""
+    """The function has no ONNX form. The message names the primitive and its source line."""
 
 
 def to_onnx(
@@ -41,39 +42,77 @@ def to_onnx(
         outputs: names of the outputs.
 
     Raises:
-        UnsupportedError: naming the first primitive without an ONNX form and its source line.
+        UnsupportedError: naming the first primitive without an ONNX form, or without one that ONNX
+            Runtime runs, and its source line.
     """
     (batch,) = export.symbolic_shape("batch")
     shapes = [jax.ShapeDtypeStruct((batch, *i.shape), i.dtype) for i in inputs]
     program: Any = jax.make_jaxpr(function)(*shapes)
     graph = Graph(inputs, batch)
-    constants = [graph.constant(np.asarray(c)) for c in program.consts]
-    names = _convert(graph, program.jaxpr, constants, [i.name for i in inputs])
+    names = _convert(graph, program.jaxpr, program.consts, [i.name for i in inputs])
     avals: list[Any] = [var.aval for var in program.jaxpr.outvars]
     for name, tensor, aval in zip(outputs, names, avals, strict=True):
         graph.output(name, tensor, aval.shape[1], aval.dtype)
-    return graph.model(producer)
+    return _checked(graph, producer)
+
+
+def _checked(graph: Graph, producer: str) -> onnx.ModelProto:
+    """Returns a valid model that ONNX Runtime can run.
+
+    Both checks name a node by its primitive and source line. The returned model has no such names,
+    because they hold paths of this machine.
+    """
+    try:
+        model = graph.model(producer)
+        onnx.checker.check_model(model, full_check=True)
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception as error:  # both have types of their own, without a common base
+        text = " ".join(str(error).split())
+        raise UnsupportedError(f"ONNX Runtime must run the model: found {text:.400}") from error
+    for node in model.graph.node:
+        node.ClearField("name")
+    return model
 
 
 def _convert(
-    graph: Graph, program: Any, constants: Sequence[str], inputs: Sequence[str], line: str = ""
+    graph: Graph, program: Any, constants: Sequence[Any], inputs: Sequence[str], line: str = ""
 ) -> list[str]:
     """Adds the equations of a program, and returns the names of its outputs.
 
+    constants: values of the program's `constvars`.
     line: of the source that calls the program.
     """
-    names: dict[Any, str] = dict(zip(program.constvars, constants, strict=True))
-    names |= dict(zip(program.invars, inputs, strict=True))
+    names: dict[Any, str] = dict(zip(program.invars, inputs, strict=True))
+    values = dict(zip(program.constvars, constants, strict=True))
 
     def name_of(var: Any) -> str:
         if isinstance(var, Literal):
             aval: Any = var.aval
             return graph.constant(np.asarray(var.val, aval.dtype))
+        if var in values:
+            return graph.constant(np.asarray(values[var]))
         return names[var]
 
     for equation in program.eqns:
-        read = [name_of(var) for var in equation.invars]
-        written = _converted(graph, equation, read, line)
+        kind = equation.primitive.name
+        # Equations in functions of JAX have no line of their own.
+        source_line = source_info_util.summarize(equation.source_info) or line
+        graph.origin = f"{kind}: {source_line}"
+        try:
+            read = [name_of(var) for var in equation.invars]
+            written = _converted(graph, equation, read, source_line)
+        except UnsupportedError:
+            raise  # names an equation of an inner program
+        except NotImplementedError as error:
+            case = f" {error}" if str(error) else ""
+            raise UnsupportedError(
+                f"the primitive {kind}{case} has no ONNX form: {source_line}"
+            ) from error
+        except Exception as error:  # a case that its converter does not foresee
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UnsupportedError(
+                f"the primitive {kind} has no ONNX form: {source_line}: {text:.200}"
+            ) from error
         names |= dict(zip(equation.outvars, written, strict=True))
     return [name_of(var) for var in program.outvars]
 
@@ -81,25 +120,22 @@ def _convert(
 def _converted(graph: Graph, equation: Any, inputs: list[str], line: str) -> list[str]:
     """Returns the names of the outputs of an equation.
 
-    line: of the source that calls its program.
+    line: of its source.
+
+    Raises:
+        NotImplementedError: it has no ONNX form. The message, if any, is the case.
     """
     kind, params = equation.primitive.name, equation.params
-    # Equations in functions of JAX have no line of their own.
-    line = source_info_util.summarize(equation.source_info) or line
     if kind in _CALLS:
         inner = params[_CALLS[kind]]
-        constants = [graph.constant(np.asarray(c)) for c in getattr(inner, "consts", ())]
-        return _convert(graph, getattr(inner, "jaxpr", inner), constants, inputs, line)
+        consts = getattr(inner, "consts", ())
+        return _convert(graph, getattr(inner, "jaxpr", inner), consts, inputs, line)
     values = [graph.value(name) for name in inputs]
-    if all(value is not None for value in values) and _is_static(equation):
+    if kind != "dim_as_value" and _is_static(equation) and all(v is not None for v in values):
         return [graph.constant(value) for value in _computed(equation, values, params)]
-    try:
-        if kind not in CONVERTERS:
-            raise NotImplementedError
-        return CONVERTERS[kind](graph, equation, inputs)
-    except NotImplementedError as error:
-        case = f" {error}" if str(error) else ""
-        raise UnsupportedError(f"the primitive {kind}{case} has no ONNX form: {line}") from error
+    if kind not in CONVERTERS:
+        raise NotImplementedError
+    return CONVERTERS[kind](graph, equation, inputs)
 
 
 def _is_static(equation: Any) -> bool:

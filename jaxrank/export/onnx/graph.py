@@ -1,7 +1,7 @@
 """An ONNX graph under construction: nodes, constants, and shapes with one symbolic dimension."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -37,6 +37,7 @@ class Graph:
         self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._outputs: list[onnx.ValueInfoProto] = []
         self._count = 0
+        self.origin = ""  # of the nodes that are added next, for messages about them
         # Tensors made by broadcasting, which elementwise operations of ONNX do themselves.
         self.compact: dict[str, str] = {}
         shape = self.add("Shape", inputs[0].name)
@@ -46,7 +47,8 @@ class Graph:
         """Adds a node and returns the name of its output, or a list of several names."""
         names = [f"v{self._count + i}" for i in range(outputs)]
         self._count += outputs
-        self._nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
+        unique = f"{self.origin} {names[0]}"
+        self._nodes.append(helper.make_node(kind, list(inputs), names, name=unique, **attributes))
         return names[0] if outputs == 1 else names
 
     def constant(self, value: Any, dtype: Any = None) -> str:
@@ -100,7 +102,7 @@ class Graph:
         self._outputs.append(_declared(Tensor(name, (columns,), dtype)))
 
     def model(self, producer: str) -> onnx.ModelProto:
-        """Returns the model without nodes that nothing reads, after a check of its validity."""
+        """Returns the model without nodes that nothing reads. Nodes are named by their origin."""
         read = {output.name for output in self._outputs}
         nodes = []
         for node in reversed(self._nodes):
@@ -119,14 +121,15 @@ class Graph:
             self._outputs,
             constants,
         )
-        model = helper.make_model(
+        return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", _OPSET)],
             ir_version=_IR_VERSION,
             producer_name=producer,
         )
-        onnx.checker.check_model(model, full_check=True)
-        return model
+
+
+Converter: TypeAlias = Callable[[Graph, Any, list[str]], list[str]]
 
 
 def element_type(dtype: Any) -> int:
