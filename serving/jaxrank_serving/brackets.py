@@ -16,7 +16,7 @@ _BRACKETS = (
     rf"""|"[^"]*"({_SPACE}*[^\w\t\n\f\r '"]{_SPACE}*"[^"]*")*"""
 )
 _WHOLE = re.compile(rf"{_SPACE}*({_BRACKETS}){_SPACE}*", re.ASCII)
-_FIRST = "[({'\" \ta"
+_FIRST = "[({'\" \t\n\f\ra"
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 

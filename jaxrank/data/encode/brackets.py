@@ -14,7 +14,7 @@ _BRACKETS = (
     r"""|'[^']*'(\s*[^\w\s'"]\s*'[^']*')*|"[^"]*"(\s*[^\w\s'"]\s*"[^"]*")*"""
 )
 _WHOLE = rf"^\s*({_BRACKETS})\s*$"
-_FIRST = np.frombuffer(b"[({'\" \t", np.uint8)
+_FIRST = np.frombuffer(b"[({'\" \t\n\f\r", np.uint8)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 

@@ -1,0 +1,43 @@
+"""The scorer and the preparation read lists in brackets by the same rules, on generated texts."""
+
+import random
+import warnings
+
+import numpy as np
+import pyarrow as pa
+from jaxrank_serving import brackets as scorer
+
+from jaxrank.data.encode import brackets as preparation
+
+SPACES = [" ", "\t", "\n", "\r", "\f", "\v", "\x1c", "\xa0", "\u2003", "\u2028"]
+PAIRS = ["[]", "()", "{}", "''", '""', ("array(", ")"), ("", "")]
+PARTS = [*"[](){}'\",|:\\_", *SPACES, "a", "1", "-2", "1.5", "1e400", "nan", "null", "None", "true"]
+PARTS += ["''", '""', "[1, 2]", "'x'", "array(", "é", "\u0661", "\U0001f642", "\x00"]
+
+
+def generated(count):
+    r = random.Random(0)
+    for _ in range(count):
+        opening, closing = r.choice(PAIRS)
+        inner = "".join(r.choices(PARTS, k=r.randint(0, 6)))
+        space = r.choice(SPACES) if r.random() < 0.3 else ""
+        yield space + opening + inner + closing
+
+
+def test_the_scorer_reads_brackets_as_the_preparation_does():
+    cells = list(generated(5000))
+    expected = preparation.bracketed(pa.array(cells))
+    assert 500 < expected.sum() < 4500
+    np.testing.assert_array_equal([scorer.is_bracketed(cell) for cell in cells], expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of Python, about escapes in cells
+        lists = [preparation.read(cell) for cell in cells]
+        assert [scorer.read(cell) for cell in cells] == lists
+    assert sum(values is None for values in lists) > 500
+    assert sum(bool(values) for values in lists) > 500
+
+
+def test_a_cell_is_in_brackets_whatever_the_cells_beside_it():
+    cells = list(generated(2000))
+    alone = [bool(preparation.bracketed(pa.array([cell]))[0]) for cell in cells]
+    np.testing.assert_array_equal(preparation.bracketed(pa.array(cells)), alone)
