@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 from jaxrank import json_files, signals
 from jaxrank.errors import InputError, RunError, StoppedError
-from jaxrank.flags import ONCE, parsers
+from jaxrank.flags import BUNDLE_FLAGS, ONCE, parsers
 from jaxrank.runtime import huge_pages, processes, threads
 
 
@@ -278,9 +278,12 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     which = dict(output=args.output, checkpoint=args.checkpoint, data=args.data)
     if args.format == "bundle":
         return _export_bundle(args, which, report)
-    for flag in ("context", "default", "hash_key_file"):
-        if getattr(args, flag):
-            raise InputError(f"--{flag.replace('_', '-')}: is for --format=bundle.")
+    for flag, default in BUNDLE_FLAGS.items():
+        if (value := getattr(args, flag)) != default:
+            raise InputError(
+                f"--{flag.replace('_', '-')} must be used with --format=bundle: found {value!r} with"
+                f" --format={args.format}. Omit it."
+            )
     from jaxrank.export.write import export
 
     result = export(args.workdir, **which)

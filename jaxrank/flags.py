@@ -10,6 +10,13 @@ from jaxrank.validate import EXPORT_FORMATS, GROWTH, ON_ERROR, TABLE_DTYPES
 
 # Flags that must not be repeated. argparse would use the last value, where a user may expect all.
 ONCE = ("--config", "--by")
+# Flags of export with --format=bundle only, and their defaults.
+BUNDLE_FLAGS: dict[str, Any] = {
+    "tables": "float32",
+    "context": [],
+    "default": [],
+    "hash_key_file": "",
+}
 
 
 class _Verb(NamedTuple):
@@ -281,14 +288,14 @@ def _export(sub: argparse.ArgumentParser) -> None:
     group = sub.add_argument_group("a bundle")
     group.add_argument(
         "--tables",
-        default="float32",
+        default=BUNDLE_FLAGS["tables"],
         choices=TABLE_DTYPES,
         help="dtype of the stored rows; int8: with a factor per row",
     )
     group.add_argument(
         "--context",
         action="append",
-        default=[],
+        default=BUNDLE_FLAGS["context"],
         metavar="COLUMNS",
         help="columns, or patterns of them, that all candidates of a request share, such as"
         " --context='user*,hour'; default: a request may give any column in either place",
@@ -296,14 +303,14 @@ def _export(sub: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--default",
         action="append",
-        default=[],
+        default=BUNDLE_FLAGS["default"],
         metavar="NAME=VALUE",
         help="the value of a column that requests may omit, such as --default=position=1; may be"
         " repeated",
     )
     group.add_argument(
         "--hash-key-file",
-        default="",
+        default=BUNDLE_FLAGS["hash_key_file"],
         metavar="FILE",
         help="the key that the run's data was prepared with",
     )

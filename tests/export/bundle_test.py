@@ -89,10 +89,10 @@ def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
     users = rows.pop("user")
     scores = {output.name: np.empty(300) for output in scorer.signature.outputs}
     for user in set(users):
-        own = [i for i, u in enumerate(users) if u == user]
-        candidates = [{name: values[i] for name, values in rows.items()} for i in own]
+        places = [i for i, u in enumerate(users) if u == user]
+        candidates = [{name: values[i] for name, values in rows.items()} for i in places]
         for name, values in scorer.score({"user": user}, candidates).items():
-            scores[name][own] = values
+            scores[name][places] = values
     for task in TASKS:
         assert predicted[task].std() > 0.01
         np.testing.assert_allclose(scores[task], predicted[task], atol=1e-6)
@@ -328,12 +328,22 @@ def test_without_an_onnx_form_the_bundle_has_stablehlo_only(run, tmp_path, monke
     ],
 )
 def test_flags_of_a_bundle_are_checked(run, tmp_path, flag, message):
-    given = [f"--workdir={run / 'run'}", f"--output={tmp_path / 'out'}", flag]
+    arguments = [f"--workdir={run / 'run'}", f"--output={tmp_path / 'out'}", flag]
     with pytest.raises(InputError, match=message):
-        cli.run(["export", *given])
-    with pytest.raises(InputError, match="is for --format=bundle"):
-        cli.run(["export", *given, "--format=files"])
+        cli.run(["export", *arguments])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flag", ["--tables=int8", "--context=user", "--default=age=1", "--hash-key-file=key"]
+)
+def test_flags_of_a_bundle_are_rejected_for_files(tmp_path, flag):
+    command = ["export", f"--workdir={tmp_path}", f"--output={tmp_path / 'out'}", "--format=files"]
+    name = flag.partition("=")[0]
+    with pytest.raises(
+        InputError, match=rf"{name} must be used with --format=bundle: found .*files"
+    ):
+        cli.run([*command, flag])
 
 
 def truncated(folder):
