@@ -13,21 +13,13 @@ import xxhash
 
 from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.index import Index
-from jaxrank_serving.lists import Lists, lists
-from jaxrank_serving.signature import Categorical, Dense, Ragged, Signature, Table
-from jaxrank_serving.values import (
-    EXACT_BELOW,
-    Cells,
-    elements,
-    numbers,
-    row_numbers,
-    texts,
-)
+from jaxrank_serving.lists import Lists, combiner_factors, lists
+from jaxrank_serving.rows import MISSING, integer_rows
+from jaxrank_serving.signature import Categorical, Dense, Ragged, Signature
+from jaxrank_serving.values import Cells, elements, numbers, texts
 
 MISSING_ROW, UNKNOWN_ROW, RESERVED_ROWS = 0, 1, 2
 _LARGEST = 1e150  # of a number, as in training
-_MOST = 2**63 - 1
-_BAD = -1  # a missing row number, which reads the row of zeros
 
 
 class Features(NamedTuple):
@@ -90,17 +82,17 @@ class Encoder:
         columns = {name: self._without_missing(cells) for name, cells in columns.items()}
         counts: dict[str, np.ndarray] = {}
         dense = self._dense(columns, rows, counts)
-        found = [self._categorical(f, columns[f.name], counts) for f in self._signature.categorical]
-        found += [self._ragged(f, columns, counts) for f in self._signature.ragged]
-        self._look_up([part for part, _ in found], [values for _, values in found], counts)
+        parts = [self._categorical(f, columns[f.name], counts) for f in self._signature.categorical]
+        parts += [self._ragged(f, columns, counts) for f in self._signature.ragged]
+        self._look_up(parts, counts)
         ids, ragged = {}, {}
-        for part, _ in found:
+        for part, _ in parts:
             entry, table = part.entry, self._tables[part.entry.table]
             zeros = self._stacks[table.stack].rows
-            stacked = np.where(part.rows == _BAD, zeros, part.rows + table.offset)
+            stacked = np.where(part.rows == MISSING, zeros, part.rows + table.offset)
             if isinstance(entry, Ragged):
                 assert part.lists is not None
-                factors = _factors(entry.combiner, part.lists)
+                factors = combiner_factors(entry.combiner, part.lists)
                 ragged[entry.name] = stacked, part.lists.lengths, factors
             elif part.lengths is None:
                 ids[entry.name] = stacked[:, None]
@@ -214,8 +206,8 @@ class Encoder:
         """Returns table rows i64[ids], texts to look up, and counts: missing and out of range."""
         table = self._tables[entry.table]
         if table.encoding == "integer":
-            rows, bad = _integer_rows(cells, table)
-            return rows, None, int(np.count_nonzero(rows == _BAD)), bad
+            rows, bad = integer_rows(cells, table)
+            return rows, None, int(np.count_nonzero(rows == MISSING)), bad
         names = texts(cells)
         rows = np.full(len(names), MISSING_ROW, np.int64)
         missing = names.count(None)
@@ -231,13 +223,12 @@ class Encoder:
 
     def _look_up(
         self,
-        parts: list[_Ids],
-        texts_of: list[list[Any] | None],
+        parts: list[tuple[_Ids, list[Any] | None]],
         counts: dict[str, np.ndarray],
     ) -> None:
-        """Fills in the rows of all features with vocabularies."""
+        """Fills in the rows of all features with vocabularies, from the texts beside them."""
         hashes, places = [], []
-        for part, names in zip(parts, texts_of, strict=True):
+        for part, names in parts:
             if names is None:
                 continue
             present: Any = slice(None)
@@ -255,9 +246,9 @@ class Encoder:
             return
         rows = self._index.rows(np.concatenate(hashes), UNKNOWN_ROW)
         start = 0
-        for (part, present), own in zip(places, hashes, strict=True):
-            result = rows[start : start + len(own)]
-            start += len(own)
+        for (part, present), part_hashes in zip(places, hashes, strict=True):
+            result = rows[start : start + len(part_hashes)]
+            start += len(part_hashes)
             part.rows[present] = result
             counts[part.entry.name][2] += np.count_nonzero(result == UNKNOWN_ROW)
 
@@ -307,58 +298,3 @@ def _vector(entry: Dense, cells: Cells) -> np.ndarray:
     result = np.full((len(lengths), entry.length), np.nan)
     result[lengths > 0] = numbers(flat).reshape(-1, entry.length)
     return result
-
-
-def _integer_rows(cells: Cells, table: Table) -> tuple[np.ndarray, int]:
-    """Returns i64[n] rows of the table, _BAD where missing, and the number out of range."""
-    values = row_numbers(cells)
-    in_data = table.rows - (table.on_bad_id == "oov")
-    exact = EXACT_BELOW.get(cells.column.type, in_data)
-    # A number of more than 64 bits is out of range. The largest stands for it.
-    most = _MOST
-    try:
-        rows = np.array([most if value is None else value for value in values], np.int64)
-    except OverflowError:
-        rows = np.array([most if v is None or abs(v) > most else v for v in values], np.int64)
-    outside = np.flatnonzero((rows < 0) | (rows >= min(in_data, exact)))
-    bad = 0
-    for i in outside.tolist():
-        value = values[i]
-        if value is None:
-            rows[i] = _BAD
-        elif 0 <= value < in_data:
-            cells.reject(i, f"a row that {cells.column.type} does not round")
-        else:
-            bad += 1
-            rows[i] = _replaced(cells, i, value, in_data, table)
-    return rows, bad
-
-
-def _replaced(cells: Cells, index: int, value: int, rows: int, table: Table) -> int:
-    """Returns the row that replaces a number out of range, as `on_bad_id` says."""
-    if table.on_bad_id == "error":
-        cells.reject(index, f"a row of the table {table.name!r}, 0 to {rows - 1}, or empty")
-    if table.on_bad_id == "oov":
-        return rows
-    if table.on_bad_id == "clip":
-        return 0 if value < 0 else rows - 1
-    return xxhash.xxh64_intdigest(str(value).encode()) % rows
-
-
-def _factors(combiner: str, part: Lists) -> np.ndarray:
-    """Returns f32[ids], the factor of each id's vector in the combined vector of its list."""
-    weights, lengths = part.weights, part.lengths
-    if combiner in ("sum", "none"):
-        norm = np.ones(len(lengths))
-    elif weights is None:
-        norm = lengths.astype(np.float32)
-    else:
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        single = weights.astype(np.float32).astype(np.float64)
-        summed = single**2 if combiner == "sqrtn" else single
-        norm = np.bincount(owner, summed, len(lengths)).astype(np.float64)
-    if combiner == "sqrtn":
-        norm = np.sqrt(norm)
-    inverse = (1 / np.maximum(norm, 1e-38)).astype(np.float32)
-    factors = np.repeat(inverse, lengths)
-    return factors if weights is None else factors * weights.astype(np.float32)

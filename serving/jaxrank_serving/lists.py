@@ -69,6 +69,25 @@ def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
     return Lists(cut, cut_lengths, kept, int((~keep).sum()), int(over.sum()))
 
 
+def combiner_factors(combiner: str, part: Lists) -> np.ndarray:
+    """Returns f32[ids], the factor of each id's vector in the combined vector of its list."""
+    weights, lengths = part.weights, part.lengths
+    if combiner in ("sum", "none"):
+        norm = np.ones(len(lengths))
+    elif weights is None:
+        norm = lengths.astype(np.float32)
+    else:
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        single = weights.astype(np.float32).astype(np.float64)
+        summed = single**2 if combiner == "sqrtn" else single
+        norm = np.bincount(owner, summed, len(lengths)).astype(np.float64)
+    if combiner == "sqrtn":
+        norm = np.sqrt(norm)
+    inverse = (1 / np.maximum(norm, 1e-38)).astype(np.float32)
+    factors = np.repeat(inverse, lengths)
+    return factors if weights is None else factors * weights.astype(np.float32)
+
+
 def _chosen(ids: Cells, lengths: np.ndarray, keep: np.ndarray) -> tuple[Cells, np.ndarray]:
     """Selects the ids where bool[ids] `keep` is True."""
     assert ids.rows is not None

@@ -3,24 +3,21 @@
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime
 
 from jaxrank_serving.bundle import Bundle, open_bundle
 from jaxrank_serving.encoder import Encoder, Features
-from jaxrank_serving.errors import BundleError, RequestError
+from jaxrank_serving.errors import BundleError
 from jaxrank_serving.index import Index
-from jaxrank_serving.signature import Column, Signature
+from jaxrank_serving.requests import Candidates, cells_of_request
+from jaxrank_serving.signature import Signature
 from jaxrank_serving.tables import StackRows
-from jaxrank_serving.values import Cells
 
 _LOG_COUNT_LIMIT = 30.0  # that of training
 LOGITS = "logits"
-
-# A dict of {column: value} for each candidate, or {column: values}.
-Candidates: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
 
 
 class Counts(NamedTuple):
@@ -39,13 +36,6 @@ class Counts(NamedTuple):
     out_of_range: int
     truncated: int
     truncated_lists: int
-
-
-class _Given(NamedTuple):
-    """Values of a column, and the indices of the candidates that lack it."""
-
-    values: Sequence[Any]
-    absent: list[int]
 
 
 class DensePart(Protocol):
@@ -111,7 +101,7 @@ class Scorer:
             RequestError: a required feature is absent, unknown or given twice, or a value is one
                 that training rejects.
         """
-        columns, rows = self._cells(context, candidates)
+        columns, rows = cells_of_request(context, candidates, self._columns)
         if not rows:
             return {output.name: np.zeros(0) for output in self.signature.outputs}
         features = self._encoder.encode(columns, rows)
@@ -128,7 +118,7 @@ class Scorer:
         candidates: Candidates,
     ) -> tuple[Features, int]:
         """Returns the encoded features of a request, and the number of candidates."""
-        columns, rows = self._cells(context, candidates)
+        columns, rows = cells_of_request(context, candidates, self._columns)
         return self._encoder.encode(columns, rows), rows
 
     def counts(self) -> dict[str, Counts]:
@@ -171,90 +161,6 @@ class Scorer:
                 else:
                     self._counts[name] = counts
 
-    def _cells(
-        self,
-        context: Mapping[str, Any],
-        candidates: Candidates,
-    ) -> tuple[dict[str, Cells], int]:
-        """Returns the values of every column, and the number of candidates."""
-        if not isinstance(context, Mapping):
-            raise RequestError("context", None, "an object of features", f"{context!r:.80}")
-        given, rows = _as_columns(candidates)
-        if not rows:
-            return {}, 0
-        for name in (*context, *given):
-            if name not in self._columns:
-                found = f"{name!r}, the features are {sorted(self._columns)}"
-                raise RequestError(str(name), None, "a feature of the model", f"{found:.400}")
-        return {c.name: self._cells_of(c, context, given) for c in self._columns.values()}, rows
-
-    def _cells_of(
-        self, column: Column, context: Mapping[str, Any], given: Mapping[str, _Given]
-    ) -> Cells:
-        name = column.name
-        if name in context and name in given:
-            must = "given once, in the context or with the candidates"
-            raise RequestError(name, None, must, "it in both")
-        if name in context:
-            if column.source == "candidate":
-                raise RequestError(name, None, "given with each candidate", "it in the context")
-            return Cells([context[name]], column, True)
-        if name in given:
-            if column.source == "context":
-                raise RequestError(name, 0, "given in the context", "it with the candidates")
-            values, absent = given[name]
-            if absent:
-                if column.required:
-                    must = "given, or null if it is missing"
-                    raise RequestError(name, absent[0], must, "nothing")
-                values = [column.default if i in absent else v for i, v in enumerate(values)]
-            return Cells(values, column, False)
-        if column.required:
-            raise RequestError(name, None, "given, or null if it is missing", "nothing")
-        return Cells([column.default], column, True)
-
-
-def _as_columns(candidates: Candidates) -> tuple[dict[str, _Given], int]:
-    """Returns {column: values}, and the number of candidates."""
-    if isinstance(candidates, Mapping):
-        return _checked_columns(candidates)
-    if isinstance(candidates, str | bytes) or not isinstance(candidates, Sequence):
-        must = "a list of candidates, or columns of values"
-        raise RequestError("candidates", None, must, f"{candidates!r:.80}")
-    for i, candidate in enumerate(candidates):
-        if not isinstance(candidate, Mapping):
-            raise RequestError("candidate", i, "an object of features", f"{candidate!r:.80}")
-    columns: dict[str, _Given] = {}
-    for name in candidates[0] if candidates else ():
-        try:
-            columns[name] = _Given([candidate[name] for candidate in candidates], [])
-        except KeyError:
-            columns[name] = _partly_given(candidates, name)
-    if any(len(candidate) != len(columns) for candidate in candidates):
-        for candidate in candidates:
-            for name in candidate.keys() - columns.keys():
-                columns[name] = _partly_given(candidates, name)
-    return columns, len(candidates)
-
-
-def _partly_given(candidates: Sequence[Mapping[str, Any]], name: str) -> _Given:
-    absent = [i for i, candidate in enumerate(candidates) if name not in candidate]
-    return _Given([candidate.get(name) for candidate in candidates], absent)
-
-
-def _checked_columns(candidates: Mapping[str, Sequence[Any]]) -> tuple[dict[str, _Given], int]:
-    columns: dict[str, _Given] = {}
-    for name, values in candidates.items():
-        values = values.tolist() if isinstance(values, np.ndarray) else values
-        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-            raise RequestError(str(name), None, "a list of values", f"{values!r:.80}")
-        columns[name] = _Given(values, [])
-    lengths = {len(given.values) for given in columns.values()}
-    if len(lengths) > 1:
-        found = f"lengths {sorted(lengths)}"
-        raise RequestError("candidates", None, "columns of one length", found)
-    return columns, max(lengths, default=0)
-
 
 def _sequence(
     rows: np.ndarray, lengths: np.ndarray, most: int, zeros: int
@@ -279,9 +185,9 @@ def _combined(table: StackRows, parts: Sequence[Any], rows: int, dim: int) -> np
         sums[filled] = np.add.reduceat(vectors, starts, axis=0)
     result = np.empty((rows, len(parts), dim), np.float32)
     start = 0
-    for i, (_, own, _) in enumerate(parts):
-        result[:, i] = sums[start : start + len(own)]
-        start += len(own)
+    for i, (_, part_lengths, _) in enumerate(parts):
+        result[:, i] = sums[start : start + len(part_lengths)]
+        start += len(part_lengths)
     return result
 
 

@@ -142,8 +142,8 @@ def prepared(preparation, batch):
     result = {}
     for i, row in enumerate(chunk.rows.tolist()):
         part = slice(*ends[[i, i + 1]]) if examples.list_lengths.size else slice(0, 0)
-        own = None if weights is None else weights[part]
-        result[row] = examples.dense[i], examples.ids[i], examples.list_values[part], own
+        list_weights = None if weights is None else weights[part]
+        result[row] = examples.dense[i], examples.ids[i], examples.list_values[part], list_weights
     return result
 
 
