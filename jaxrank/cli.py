@@ -281,8 +281,8 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     for flag, default in BUNDLE_FLAGS.items():
         if (value := getattr(args, flag)) != default:
             raise InputError(
-                f"--{flag.replace('_', '-')} must be used with --format=bundle: found {value!r} with"
-                f" --format={args.format}. Omit it."
+                f"--{flag.replace('_', '-')} must be used with --format=bundle: found {value!r}"
+                f" with --format={args.format}. Omit it."
             )
     from jaxrank.export.write import export
 

@@ -1,13 +1,20 @@
 """The scorer is a package of its own: it needs NumPy, ONNX Runtime and xxhash, and no JAX."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 
 from checkout import ROOT
 
 FILES = sorted((ROOT / "serving" / "jaxrank_serving").glob("*.py"))
-ALLOWED = {"numpy", "onnxruntime", "xxhash", "jaxrank_serving"}
+PROJECT = tomllib.loads((ROOT / "serving" / "pyproject.toml").read_text())["project"]
+DECLARED = {re.match(r"[\w.-]+", line)[0] for line in PROJECT["dependencies"]}
+
+
+def test_it_declares_these_dependencies_only():
+    assert DECLARED == {"numpy", "onnxruntime", "xxhash"}
 
 
 def test_it_imports_no_other_packages():
@@ -19,7 +26,7 @@ def test_it_imports_no_other_packages():
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names.add(node.module.partition(".")[0])
-        assert names - set(sys.stdlib_module_names) <= ALLOWED, path
+        assert names - set(sys.stdlib_module_names) <= DECLARED | {"jaxrank_serving"}, path
 
 
 def test_no_module_of_it_loads_jax_or_evaluates_code():
