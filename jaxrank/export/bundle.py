@@ -4,14 +4,11 @@ Each file is recorded in progress.json when it is complete. An export that was k
 out of disk space continues behind the last one.
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import xxhash
 
 import jaxrank
@@ -25,27 +22,24 @@ from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_again
 from jaxrank.errors import InputError
 from jaxrank.export import dense_part as dense_parts
-from jaxrank.export import parity as parities
 from jaxrank.export import signature as signatures
-from jaxrank.export.card import card
-from jaxrank.export.raw_rows import RawRows, raw_rows
-from jaxrank.export.reference import Reference, joined
+from jaxrank.export.card import card, results
+from jaxrank.export.comparison.check import check
+from jaxrank.export.comparison.parity import Parity
+from jaxrank.export.comparison.raw_rows import raw_rows
+from jaxrank.export.progress import Progress
 from jaxrank.export.signature import Requests
 from jaxrank.export.stack_files import write_stack
 from jaxrank.export.table_rows import table_rows
 from jaxrank.export.vocabulary_index import Written, write_index
 from jaxrank.export.write import Source, open_source, written
 from jaxrank.report import Report
-from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.step import Weights
 
 if TYPE_CHECKING:
     from jaxrank_serving.bundle import Bundle
-    from jaxrank_serving.scorer import DensePart
 
 PARITY_ROWS = 1000
-_SCORED_ROWS = 100_000  # maximum of validation examples for the cost of rounding
-_PROGRESS = "progress.json"
 _INDEX = "vocabularies.bin"
 _ONNX, _STABLEHLO = "model.onnx", "model.stablehlo"
 
@@ -68,77 +62,12 @@ class BundleExport(NamedTuple):
     rows: int
     bytes: int
     onnx: str
-    parity: parities.Parity
+    parity: Parity
     latency_ms: dict[int, dict[str, float]]
     rounding: dict[str, dict[str, float]]
     seconds: float
     checkpoint: str
     worse_than_constant: list[str]
-
-
-class _Progress:
-    """The complete files of a directory, which another export may have begun.
-
-    Args:
-        directory: emptied if it has files of another export.
-        fingerprint: of everything that the files depend on.
-    """
-
-    def __init__(self, directory: Path, fingerprint: str):
-        self._directory, self._path = directory, directory / _PROGRESS
-        self._state: dict[str, Any] = {"fingerprint": fingerprint, "files": {}, "results": {}}
-        with contextlib.suppress(InputError):
-            if self._path.exists():
-                earlier = json_files.read(self._path)
-                if earlier.get("fingerprint") == fingerprint:
-                    self._state = earlier
-        if not self._state["files"]:
-            empty_directory(directory)
-
-    def write(self, name: str, make: Callable[[Path], Any], *more: str) -> Any:
-        """Makes a file unless it is complete, and returns the result of `make` as plain data.
-
-        more: names of further files that `make` may write.
-        """
-        if not all(self._is_complete(file) for file in self._files_of(name)):
-            self._state["files"].pop(name, None)
-        if name not in self._state["files"]:
-            result = make(self._directory / name)
-            from jaxrank_serving.bundle import checksum
-
-            entries = {
-                file: {
-                    "bytes": (self._directory / file).stat().st_size,
-                    "checksum": checksum(self._directory / file),
-                }
-                for file in (name, *more)
-                if (self._directory / file).exists()
-            }
-            self._state["files"][name] = entries
-            self._state["results"][name] = json_files.plain(result)
-            json_files.write(self._path, self._state, sync=True)
-        return self._state["results"][name]
-
-    def renew(self, name: str, make: Callable[[Path], None]) -> None:
-        """Makes a file, even if it is complete."""
-        self._state["files"].pop(name, None)
-        self.write(name, make)
-
-    def entries(self) -> dict[str, Any]:
-        """Returns {file: its bytes and checksum}."""
-        return {
-            file: entry
-            for entries in self._state["files"].values()
-            for file, entry in entries.items()
-        }
-
-    def _files_of(self, name: str) -> dict[str, Any]:
-        return self._state["files"].get(name, {})
-
-    def _is_complete(self, file: str) -> bool:
-        path = self._directory / file
-        entry = self.entries()[file]
-        return path.exists() and path.stat().st_size == entry["bytes"]
 
 
 def export_bundle(
@@ -172,13 +101,7 @@ def export_bundle(
     began = time.perf_counter()
     source = open_source(workdir, checkpoint, data)
     run = source.run
-    features = feature_spec(to_plain(run.config.features))
-    if features.derived:
-        raise InputError(
-            "features.derived: must be empty for a bundle, whose scorer derives no columns:"
-            f" found {[entry.name for entry in features.derived]}. --format=files needs none."
-        )
-    spec = resolve_again(features, run.schema, source.store.schema)
+    spec = _features(source)
     key, hashed = _key(hash_key_file, source)
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
@@ -187,20 +110,21 @@ def export_bundle(
         written(output, keep=lambda: bool(interrupted)) as partial,
         source.checkpoints.deletion_as_input_error(source.step),
     ):
-        progress = _Progress(partial, _fingerprint(source, tables))
+        progress = Progress(partial, _fingerprint(source, tables))
         try:
             weights = dense_parts.layers(source.stored, run.weights_shape())
             tree, no_onnx = _write_files(
                 source, spec, weights, described, tables, partial, progress, report
             )
-            checked = _check(partial, source, weights, raw, tree, progress, key, tables, report)
-            page = card(tree, _facts(source, checked, tables)).encode()
+            bundle = _open(partial, tree, progress)
+            checked = check(bundle, source, weights, raw, key, tables, report)
+            page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
             progress.renew("model_card.md", lambda path: _write_bytes(path, page))
             size = _write_manifest(partial, progress)
         except (OSError, KeyboardInterrupt):
             interrupted.append(True)  # the same command continues
             raise
-        (partial / _PROGRESS).unlink()
+        progress.remove()
     return BundleExport(
         output=output,
         step=source.step,
@@ -228,6 +152,17 @@ def _check_packages() -> None:
             " clone of jaxrank with pip install ./serving -e '.[serve]', or export with"
             " --format=files."
         ) from error
+
+
+def _features(source: Source) -> FeatureSpec:
+    """Returns the resolved features of a run, which a bundle can encode."""
+    features = feature_spec(to_plain(source.run.config.features))
+    if features.derived:
+        raise InputError(
+            "features.derived: must be empty for a bundle, whose scorer derives no columns:"
+            f" found {[entry.name for entry in features.derived]}. Export with --format=files."
+        )
+    return resolve_again(features, source.run.schema, source.store.schema)
 
 
 def _key(path: str, source: Source) -> tuple[bytes | None, Pseudonymise | None]:
@@ -262,7 +197,7 @@ def _write_files(
     described: dict[str, Any],
     tables: str,
     folder: Path,
-    progress: _Progress,
+    progress: Progress,
     report: Report,
 ) -> tuple[dict[str, Any], str]:
     """Writes all files but the manifest and the card. Returns the signature, and why ONNX lacks."""
@@ -336,7 +271,7 @@ def _write_onnx(part: dense_parts.DensePart, path: Path) -> str:
     return ""
 
 
-def _write_manifest(folder: Path, progress: _Progress) -> int:
+def _write_manifest(folder: Path, progress: Progress) -> int:
     """Writes the manifest and returns the bytes of all files."""
     from jaxrank_serving import bundle
 
@@ -354,105 +289,10 @@ def _write_manifest(folder: Path, progress: _Progress) -> int:
     return sum(entry["bytes"] for entry in files.values())
 
 
-class _Checked(NamedTuple):
-    """Results of the comparison with the trained program; see `BundleExport`."""
-
-    parity: parities.Parity
-    latency_ms: dict[int, dict[str, float]]
-    rounding: dict[str, dict[str, float]]
-
-
-def _check(
-    folder: Path,
-    source: Source,
-    weights: Weights,
-    raw: RawRows,
-    tree: dict[str, Any],
-    progress: _Progress,
-    key: bytes | None,
-    tables: str,
-    report: Report,
-) -> _Checked:
-    """Scores raw rows by the bundle and by the trained program."""
-    from jaxrank_serving import Scorer
+def _open(folder: Path, tree: dict[str, Any], progress: Progress) -> "Bundle":
+    """Opens a bundle that has no manifest yet."""
     from jaxrank_serving.bundle import Bundle
     from jaxrank_serving.signature import parse
 
-    run, layout = source.run, source.layout
     files = {name: (e["bytes"], e["checksum"]) for name, e in progress.entries().items()}
-    bundle = Bundle(folder, "", files, parse(json_files.plain(tree)))
-    stand_in = None if tree["model"]["onnx"] else _by_jax(bundle)
-    every = bundle._replace(signature=parities.without_sources(bundle.signature))
-    reference = Reference(run.config, layout, source.stored, weights, raw.examples)
-    scorer = Scorer(every, dense_part=stand_in, hash_key=key)
-    parity = parities.compare(scorer, raw, reference, run.schema, tables)
-    report(f"Largest difference of {parity.rows:,} raw rows: {parity.difference:.2g}")
-    if parity.rounding is not None:
-        report(f"Largest difference to the precision of the training: {parity.rounding:.2g}")
-    latency = {}
-    if stand_in is None:
-        latency = parities.latency(Scorer(bundle, hash_key=key), raw)
-        for count, times in latency.items():
-            report(
-                f"{count:,} candidates: p50 {times['p50_ms']:.2f} ms, p99 {times['p99_ms']:.2f} ms"
-            )
-    rounding = {}
-    valid = run.config.data.valid
-    if tables != "float32" and valid not in ("", NEXT_DAY):
-        blocks = _first(source.store.split(valid, "data.valid").blocks(), _SCORED_ROWS)
-        examples = joined(blocks, _SCORED_ROWS)
-        labelled = Reference(run.config, layout, source.stored, weights, examples)
-        rounding = parities.cost_of_rounding(labelled, examples, run.schema, tables)
-        for task, changes in rounding.items():
-            shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
-            report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")
-    return _Checked(parity, latency, rounding)
-
-
-def _first(blocks: Iterator[Any], rows: int) -> list[Any]:
-    """Returns the first blocks with at least this number of examples."""
-    result: list[Any] = []
-    for block in blocks:
-        result.append(block)
-        if sum(b.rows for b in result) >= rows:
-            break
-    return result
-
-
-def _by_jax(bundle: "Bundle") -> "DensePart":
-    """Returns the dense part of a bundle as JAX runs its StableHLO."""
-    from jax import export
-
-    program = export.deserialize(bytearray(bundle.file(_STABLEHLO).read_bytes()))
-    names = bundle.signature.model.inputs
-
-    def run(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.asarray(program.call(*(arrays[name] for name in names))[1])
-
-    return run
-
-
-def _facts(source: Source, checked: _Checked, tables: str) -> dict[str, dict[str, Any]]:
-    """Returns the sections of the model card."""
-    comparison = {
-        "raw rows": checked.parity.rows,
-        "largest difference": checked.parity.difference,
-    }
-    if checked.parity.rounding is not None:
-        comparison["largest difference to the precision of the training"] = checked.parity.rounding
-    facts: dict[str, dict[str, Any]] = {"Comparison with the trained program": comparison}
-    if checked.rounding:
-        facts[f"Change by {tables} tables, on the validation data"] = {
-            f"{task}/{name}": change
-            for task, changes in checked.rounding.items()
-            for name, change in changes.items()
-        }
-    if checked.latency_ms:
-        facts["Latency of a request when it was exported, in ms"] = {
-            f"{count:,} candidates, {name.removesuffix('_ms')}": value
-            for count, times in checked.latency_ms.items()
-            for name, value in times.items()
-        }
-    if source.worse_than_constant:
-        facts["Warnings"] = {"worse than a constant": ", ".join(source.worse_than_constant)}
-    return facts
+    return Bundle(folder, "", files, parse(json_files.plain(tree)))

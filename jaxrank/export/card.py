@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrank.export.comparison.check import Checked
+
 
 def card(signature: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Returns the page as Markdown.
 
     Args:
         signature: the content of signature.json.
-        facts: sections of the page, {title: {name: value}}.
+        facts: sections of the page, see `results`.
     """
     origin = signature["origin"]
     lines = [f"# {origin['model']} at step {origin['step']:,}", ""]
@@ -31,6 +33,37 @@ def card(signature: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         lines += ["", f"## {title}", "", "| | |", "| --- | --- |"]
         lines += [f"| {name} | {_shown(value)} |" for name, value in values.items()]
     return "\n".join(lines) + "\n"
+
+
+def results(
+    checked: Checked, tables: str, worse_than_constant: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns the sections of the page about the checks, {title: {name: value}}.
+
+    tables: dtype of the stored rows.
+    """
+    comparison = {
+        "raw rows": checked.parity.rows,
+        "largest difference": checked.parity.difference,
+    }
+    if checked.parity.rounding is not None:
+        comparison["largest difference to the precision of the training"] = checked.parity.rounding
+    facts: dict[str, dict[str, Any]] = {"Comparison with the trained program": comparison}
+    if checked.rounding:
+        facts[f"Change by {tables} tables, on the validation data"] = {
+            f"{task}/{name}": change
+            for task, changes in checked.rounding.items()
+            for name, change in changes.items()
+        }
+    if checked.latency_ms:
+        facts["Latency of a request when it was exported, in ms"] = {
+            f"{count:,} candidates, {name.removesuffix('_ms')}": value
+            for count, times in checked.latency_ms.items()
+            for name, value in times.items()
+        }
+    if worse_than_constant:
+        facts["Warnings"] = {"worse than a constant": ", ".join(worse_than_constant)}
+    return facts
 
 
 def _shown(value: Any) -> str:

@@ -23,8 +23,9 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export import bundle as bundles
-from jaxrank.export import parity, table_rows, vocabulary_index
+from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
+from jaxrank.export.comparison import parity
 from jaxrank.export.signature import Requests
 
 TASKS = ("click", "buy")

@@ -5,7 +5,7 @@ the examples read, so memory does not grow with the tables.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -205,7 +205,12 @@ def _stored(layout: Layout, vectors: dict[str, np.ndarray]) -> dict[str, np.ndar
     return arrays
 
 
-def joined(parts: Sequence[Examples], most: int) -> Examples:
-    """Returns the first examples of several parts."""
-    whole = join(parts)
-    return cut(whole, 0, min(most, whole.rows))
+def first_examples(blocks: Iterable[Examples], most: int) -> Examples:
+    """Returns the first examples of a split, at most this number. Reads no further blocks."""
+    parts, rows = [], 0
+    for block in blocks:
+        parts.append(block)
+        rows += block.rows
+        if rows >= most:
+            break
+    return cut(join(parts), 0, min(most, rows))

@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxrank.data.examples import traffic_weights
 from jaxrank.errors import RunError
-from jaxrank.export.raw_rows import RawRows
-from jaxrank.export.reference import Reference
+from jaxrank.export.comparison.raw_rows import RawRows
+from jaxrank.export.comparison.reference import Reference
 from jaxrank.export.stack_files import restored
 from jaxrank.features import Schema
 from jaxrank.metrics import exact

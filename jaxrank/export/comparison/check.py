@@ -1,0 +1,90 @@
+"""Compares a bundle with the trained program, and reports its latency and the cost of rounding."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from jaxrank.export.comparison import parity
+from jaxrank.export.comparison.raw_rows import RawRows
+from jaxrank.export.comparison.reference import Reference, first_examples
+from jaxrank.export.write import Source
+from jaxrank.report import Report
+from jaxrank.run_schedule import NEXT_DAY
+from jaxrank.step import Weights
+
+if TYPE_CHECKING:
+    from jaxrank_serving.bundle import Bundle
+    from jaxrank_serving.scorer import DensePart
+
+_SCORED_ROWS = 100_000  # maximum of validation examples for the cost of rounding
+
+
+class Checked(NamedTuple):
+    """Results of the comparison with the trained program; see `bundle.BundleExport`."""
+
+    parity: parity.Parity
+    latency_ms: dict[int, dict[str, float]]
+    rounding: dict[str, dict[str, float]]
+
+
+def check(
+    bundle: "Bundle",
+    source: Source,
+    weights: Weights,
+    raw: RawRows,
+    key: bytes | None,
+    tables: str,
+    report: Report,
+) -> Checked:
+    """Scores raw rows by the bundle and by the trained program.
+
+    Args:
+        key: of a store with keyed hashes.
+        tables: dtype of the stored rows.
+
+    Raises:
+        RunError: predictions differ.
+    """
+    from jaxrank_serving import Scorer
+
+    run, layout = source.run, source.layout
+    stand_in = None if bundle.signature.model.onnx else _by_jax(bundle)
+    every = bundle._replace(signature=parity.without_sources(bundle.signature))
+    reference = Reference(run.config, layout, source.stored, weights, raw.examples)
+    scorer = Scorer(every, dense_part=stand_in, hash_key=key)
+    compared = parity.compare(scorer, raw, reference, run.schema, tables)
+    report(f"Largest difference of {compared.rows:,} raw rows: {compared.difference:.2g}")
+    if compared.rounding is not None:
+        report(f"Largest difference to the precision of the training: {compared.rounding:.2g}")
+    latency = {}
+    if stand_in is None:
+        latency = parity.latency(Scorer(bundle, hash_key=key), raw)
+        for count, times in latency.items():
+            report(
+                f"{count:,} candidates: p50 {times['p50_ms']:.2f} ms, p99 {times['p99_ms']:.2f} ms"
+            )
+    rounding = {}
+    valid = run.config.data.valid
+    if tables != "float32" and valid not in ("", NEXT_DAY):
+        split = source.store.split(valid, "data.valid")
+        examples = first_examples(split.blocks(), _SCORED_ROWS)
+        labelled = Reference(run.config, layout, source.stored, weights, examples)
+        rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables)
+        for task, changes in rounding.items():
+            shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
+            report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")
+    return Checked(compared, latency, rounding)
+
+
+def _by_jax(bundle: "Bundle") -> "DensePart":
+    """Returns the dense part of a bundle as JAX runs its StableHLO."""
+    from jax import export
+
+    model = bundle.signature.model
+    program = export.deserialize(bytearray(bundle.file(model.stablehlo).read_bytes()))
+
+    def run(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.asarray(program.call(*(arrays[name] for name in model.inputs))[1])
+
+    return run
