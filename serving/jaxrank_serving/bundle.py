@@ -100,12 +100,13 @@ def _manifest(path: Path) -> dict[str, Any]:
         tree = json.loads(file.read_bytes())
     except FileNotFoundError as error:
         raise BundleError(
-            f"{path}: no bundle, it has no {MANIFEST}. Run `jaxrank export --format=bundle`."
+            f"{path}: must be a bundle: found no {MANIFEST}. Run `jaxrank export`."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{file}: must be readable as JSON: {error}.") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise BundleError(f"{file}: must be of the format {FORMAT!r}: found another file.")
+        actual = tree.get("format") if isinstance(tree, dict) else tree
+        raise BundleError(f"{file}: must be of the format {FORMAT!r}: found {actual!r:.80}.")
     version = tree.get("format_version")
     if version != VERSION:
         hint = " Install a newer jaxrank-serving." if isinstance(version, int) else ""
@@ -133,7 +134,9 @@ def _files(path: Path, entries: Any) -> dict[str, tuple[int, str]]:
         try:
             size = (path / name).stat().st_size
         except OSError as error:
-            raise BundleError(f"{path / name}: must exist: {error}.") from error
+            raise BundleError(
+                f"{path / name}: must exist: found {error}. Copy the whole bundle."
+            ) from error
         if size != entry["bytes"]:
             raise BundleError(
                 f"{path / name}: must have {entry['bytes']:,} bytes: found {size:,}. The copy is"
@@ -148,7 +151,10 @@ def _read(path: Path, name: str, files: dict[str, tuple[int, str]]) -> Any:
         raise BundleError(f"{path}: must have the file {name!r}: found none of that name.")
     content = (path / name).read_bytes()
     if xxhash.xxh3_128_hexdigest(content) != files[name][1]:
-        raise BundleError(f"{path / name}: is corrupt: it does not have its checksum.")
+        raise BundleError(
+            f"{path / name}: is corrupt: its checksum must be"
+            f" {files[name][1]}: found another. Export the model again."
+        )
     return json.loads(content)
 
 

@@ -28,7 +28,7 @@ class Features(NamedTuple):
     dense: f32[n, dense inputs].
     ids: {feature: stack rows i64[n or 1, length]}.
     lists: {feature: (stack rows i64[ids], lengths i64[n or 1], factors f32[ids])}.
-    counts: {feature: counts i64[5]}, see `scorer.Counts`.
+    counts: {feature: counts i64[6]}, see `scorer.Counts`.
     """
 
     dense: np.ndarray

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrank_serving.errors import RequestError
-from jaxrank_serving.signature import Ragged
+from jaxrank_serving.signature import Column, Ragged
 from jaxrank_serving.values import TEXTS, Cells, elements, numbers
 
 _LEAST_WEIGHT = 1e-38
@@ -141,7 +141,7 @@ def _divided(entry: Ragged, ids: Cells) -> tuple[list[Any], list[Any]]:
 
 
 def _weights(ids: Cells, weighing: list[Any], kind: str) -> np.ndarray:
-    column = ids.column.__class__(f"weights of {ids.column.name}", kind, True, "any", True, None)
+    column = Column(f"weights of {ids.column.name}", kind, True, "any", True, None)
     cells = ids._replace(values=weighing, column=column)
     weights = numbers(cells, _MUST_WEIGHT)
     with np.errstate(invalid="ignore"):

@@ -205,7 +205,8 @@ def _onnx(bundle: Bundle, threads: int) -> DensePart:
     name = bundle.signature.model.onnx
     if not name:
         raise BundleError(
-            f"{bundle.path}: must have a model in ONNX: found StableHLO only, which XLA runs."
+            f"{bundle.path}: must have a model in ONNX: found StableHLO only. Run that by"
+            " jax.export, as `dense_part` of a Scorer."
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
