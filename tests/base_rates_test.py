@@ -33,10 +33,12 @@ def counted(tasks, columns):
     """The statistics of labels, as `prepare` counts them."""
     spec = feature_spec(dict(tasks=tasks))
     batch = pa.RecordBatch.from_pydict(columns)
-    found = encode_labels(Chunk(batch, "a.csv", numbered(1, batch.num_rows)), spec.tasks)
+    result = encode_labels(Chunk(batch, "a.csv", numbered(1, batch.num_rows)), spec.tasks)
     statistics = stats.Statistics(spec)
     none = np.zeros((batch.num_rows, 0))
-    statistics.add(found.labels, none, none.astype(np.int32), found.weights, found.logit_correction)
+    statistics.add(
+        result.labels, none, none.astype(np.int32), result.weights, result.logit_correction
+    )
     return json.loads(json.dumps(statistics.summary()))
 
 
@@ -57,8 +59,8 @@ def counted(tasks, columns):
 )
 def test_a_task_starts_at_the_base_rate_of_its_known_labels(kind, labels, bias, scale):
     statistics = counted([dict(name="t", label="t", kind=kind)], {"t": pa.array(labels)})
-    found = base_rates([Task("t", kind)], (), statistics)
-    np.testing.assert_allclose(found, [[bias], [scale]], rtol=1e-6, atol=1e-6)
+    result = base_rates([Task("t", kind)], (), statistics)
+    np.testing.assert_allclose(result, [[bias], [scale]], rtol=1e-6, atol=1e-6)
 
 
 def test_labels_count_by_weight_and_one_without_weight_not_at_all():
@@ -96,11 +98,11 @@ def test_statistics_of_parts_give_the_base_rate_of_the_whole():
     parts = [
         counted(tasks, {k: v[p] for k, v in columns.items()}) for p in np.r_[0:300].reshape(3, 100)
     ]
-    found = base_rates([Task("t", "real")], (), stats.merged(parts))
+    result = base_rates([Task("t", "real")], (), stats.merged(parts))
     t, w = (columns[name] for name in "tw")
     mean = np.average(t, weights=w)
     expected = mean, math.sqrt(np.average((t - mean) ** 2, weights=w))
-    np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.ravel(result), expected, rtol=1e-5)
     # Merged with a part of a version that did not count them, there are none.
     older = {key: value for key, value in parts[0].items() if key != "traffic"}
     assert "traffic" not in stats.merged([older, parts[1]])
@@ -108,10 +110,10 @@ def test_statistics_of_parts_give_the_base_rate_of_the_whole():
 
 def first_state(config, workdir):
     """The first state of a run, and what is reported of it."""
-    told = []
+    lines = []
     job = build(config, workdir, nothing)
     job.batches.close()
-    return job.first_state(told.append), told
+    return job.first_state(lines.append), lines
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -120,14 +122,14 @@ def test_a_run_starts_at_the_base_rates_or_at_those_of_its_config(store, tmp_pat
     c.mesh.devices = devices
     with c.unlocked():
         c.model.initial_bias = {"conversion": -1.25}
-    state, told = first_state(c, tmp_path)
+    state, lines = first_state(c, tmp_path)
     labels = np.concatenate([b.labels for b in open_store(store).split("train").blocks()])
     positives, negatives = ((labels[:, 0] == label).sum() for label in (1, 0))
     expected = [log_odds(positives, negatives), -1.25]
     for weights in (state, state.average):
         np.testing.assert_allclose(weights.bias, expected, rtol=1e-6)
         np.testing.assert_array_equal(weights.scale, [1, 1])
-    (line,) = told
+    (line,) = lines
     assert line == f"Initial bias: click {expected[0]:.5g}, conversion -1.25"
 
 
@@ -151,9 +153,9 @@ def test_a_store_of_an_earlier_version_starts_at_0_and_says_so(store, tmp_path):
     for split in tree["splits"].values():
         del split["statistics"]["traffic"]
     (folder / "manifest.json").write_text(manifest.SEAL.to_text(tree))
-    state, told = first_state(on_store(folder), tmp_path / "run")
+    state, lines = first_state(on_store(folder), tmp_path / "run")
     np.testing.assert_array_equal(state.bias, [0, 0])
-    assert "prepare it again. Outputs without model.initial_bias start at 0" in told[0]
+    assert "prepare it again. Outputs without model.initial_bias start at 0" in lines[0]
 
 
 def test_data_that_is_read_directly_starts_at_0_and_says_so(tmp_path):
@@ -169,9 +171,9 @@ def test_data_that_is_read_directly_starts_at_0_and_says_so(tmp_path):
             ragged=[],
         )
     c.data.direct, c.data.valid, c.eval.every_steps = True, "", 0
-    state, told = first_state(c, tmp_path / "run")
+    state, lines = first_state(c, tmp_path / "run")
     np.testing.assert_array_equal(state.bias, [0])
-    assert "read directly. Outputs without model.initial_bias start at 0" in told[0]
+    assert "read directly. Outputs without model.initial_bias start at 0" in lines[0]
 
 
 @pytest.mark.parametrize(("order", "positives"), [("days", 10), ("shuffled", 110)])

@@ -56,7 +56,7 @@ def test_they_are_those_of_all_examples_that_count_together(devices, decay):
     batches, program = Batches(layout), program_on(devices, layout, ema_decay=decay)
     state = program.init()
     new = reestimated(program, batches, STEPS, state)
-    found = norm_of((new.average if decay else new).model_state)
+    result = norm_of((new.average if decay else new).model_state)
     whole = program_on(1, layout, batch_size=BATCH * STEPS)
     together = jax.tree.map(lambda *parts: np.concatenate(parts), *batches.made)
     counted = (together.weights > 0).any(axis=1)
@@ -64,8 +64,8 @@ def test_they_are_those_of_all_examples_that_count_together(devices, decay):
     expected, count = whole.moments(weights_of(whole.init()), together, np.int32(0))
     assert count == counted.sum()
     for name, array in norm_of(expected).items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6)
-    assert found["mean"].sharding == norm_of(state.model_state)["mean"].sharding
+        np.testing.assert_allclose(result[name], array, rtol=1e-4, atol=1e-6)
+    assert result["mean"].sharding == norm_of(state.model_state)["mean"].sharding
     # Nothing else has changed, and neither has what is trained where an average predicts.
     same = new._replace(model_state=state.model_state, average=state.average)
     jax.tree.map(np.testing.assert_array_equal, same, state)

@@ -44,13 +44,13 @@ def test_help_of_every_verb_has_an_example(capsys):
 
 
 def test_the_configs_that_come_with_the_program_are_listed_and_found_by_name(capsys):
-    found, lines = run(capsys, "configs")
-    assert found["configs"].keys() == {path.stem for path in (ROOT / "configs").glob("*.py")}
+    result, lines = run(capsys, "configs")
+    assert result["configs"].keys() == {path.stem for path in (ROOT / "configs").glob("*.py")}
     assert lines.splitlines() == [
-        f"{name:<{max(map(len, found['configs']))}}  {line}"
-        for name, line in found["configs"].items()
+        f"{name:<{max(map(len, result['configs']))}}  {line}"
+        for name, line in result["configs"].items()
     ]
-    assert all(found["configs"].values())
+    assert all(result["configs"].values())
     assert load("quickstart") == load(ROOT / "configs" / "quickstart.py")
     assert load("mlperf:dlrm") == load(f"{ROOT / 'configs' / 'mlperf.py'}:dlrm")
     with pytest.raises(InputError, match=r"one of criteo, .*'quickstar'.*nearest.*'quickstart'"):
@@ -63,8 +63,8 @@ def test_help_imports_nothing_heavy():
         "try: cli.run(['--help'])\nexcept SystemExit: pass\n"
         "print({'jax', 'numpy', 'pyarrow', 'flax', 'orbax'} & set(sys.modules))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert found.stdout.endswith("set()\n")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout.endswith("set()\n")
 
 
 @pytest.mark.parametrize("picture", [False, True])
@@ -79,9 +79,9 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
     args += [f"--picture={tmp_path / 'a.png'}"] * picture
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
     command = [sys.executable, "-c", code, *args]
-    found = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert found.returncode == 0, found.stderr
-    assert ("matplotlib" in found.stdout.splitlines()[-1]) == picture
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert result.returncode == 0, result.stderr
+    assert ("matplotlib" in result.stdout.splitlines()[-1]) == picture
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
 def test_a_picture_that_cannot_be_written_is_rejected_before_the_work(tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
-    for picture, found in (("file/a.png", "it is not a directory"), (".", "it is a directory")):
-        with pytest.raises(InputError, match=rf"^--picture: .*{found}"):
+    for picture, result in (("file/a.png", "it is not a directory"), (".", "it is a directory")):
+        with pytest.raises(InputError, match=rf"^--picture: .*{result}"):
             cli.run([*args, f"--config={TINY}", f"--picture={picture}"])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -111,14 +111,14 @@ def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(mine):
     env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
     env |= {"PYTHONPATH": str(ROOT)} | ({} if mine is None else {"GLIBC_TUNABLES": mine})
     command = [sys.executable, "-c", code, "a b", "--c"]
-    found = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert found.stdout == f"{mine or 'glibc.malloc.hugetlb=1'} ['a b', '--c']\n"
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert result.stdout == f"{mine or 'glibc.malloc.hugetlb=1'} ['a b', '--c']\n"
 
 
 def test_version_is_that_of_the_package():
-    found = jaxrank_process("--version")
-    assert found.stdout == f"jaxrank {jaxrank.__version__}\n"
-    assert found.returncode == 0
+    result = jaxrank_process("--version")
+    assert result.stdout == f"jaxrank {jaxrank.__version__}\n"
+    assert result.returncode == 0
 
 
 def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
@@ -267,7 +267,7 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
         "    c.source = ConfigDict(dict(kind='csv', files=dict(train='a.csv', test=('b', 'c'))))\n"
         "    return c\n"
     )
-    given = [
+    inputs = [
         "features.categorical[0].length=3",
         'features.keep=["c0", "c2"]',
         "features.ragged[0].combiner=mean",
@@ -277,7 +277,7 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
         "source.delimiter=;",
         "source.null_values=('NA', '-')",
     ]
-    config = load(str(path), [f"--config.{override}" for override in given])
+    config = load(str(path), [f"--config.{override}" for override in inputs])
     assert config.features.categorical[0]["length"] == 3
     assert config.features.keep == ["c0", "c2"]
     assert config.features.ragged[0]["combiner"] == "mean"
@@ -308,16 +308,16 @@ def test_the_override_that_cannot_be_is_named(override, message):
 
 
 def test_an_override_of_no_field_of_an_entry_is_rejected(tmp_path):
-    found = jaxrank_process(
+    result = jaxrank_process(
         "prepare",
         f"--config={TINY}",
         f"--output={tmp_path / 'store'}",
         "--config.features.categorical[0].min_cont=3",
     )
-    assert (found.returncode, found.stdout) == (2, "")
+    assert (result.returncode, result.stdout) == (2, "")
     assert (
         "no such field: features.categorical[0].min_cont. Did you mean"
-        " features.categorical[0].min_count?" in found.stderr
+        " features.categorical[0].min_count?" in result.stderr
     )
 
 
@@ -340,10 +340,12 @@ def test_a_terminal_that_has_gone_stops_nothing():
 
 
 def test_bad_input_ends_with_status_2_and_one_line():
-    found = jaxrank_process("evaluate", "--workdir=/nowhere/run")
-    assert found.returncode == 2
-    assert found.stdout == ""
-    assert re.fullmatch(r"jaxrank: error: /nowhere/run/config.json: no such file.*\n", found.stderr)
+    result = jaxrank_process("evaluate", "--workdir=/nowhere/run")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert re.fullmatch(
+        r"jaxrank: error: /nowhere/run/config.json: no such file.*\n", result.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,9 +365,9 @@ def test_an_error_is_an_object_where_json_is_asked_for(args, error, monkeypatch,
         cli.main()
     (line,) = capsys.readouterr().out.splitlines()
     assert ended.value.code == 2
-    found = json.loads(line)
-    assert found["status"] == 2
-    assert error in found["error"]
+    result = json.loads(line)
+    assert result["status"] == 2
+    assert error in result["error"]
 
 
 LIMITED = """
@@ -392,12 +394,12 @@ def test_a_full_disk_stops_training_and_keeps_the_checkpoints_before(tmp_path):
     cli.run(["prepare", f"--config={TINY}", f"--output={store}"])
     args = ("train", f"--config={TINY}", f"--workdir={workdir}", f"--config.data.store={store}")
     cli.run([*args, "--config.num_steps=8"])
-    found = limited_process(20_000, *args, "--config.num_steps=32", "--allow-config-change")
-    assert found.returncode == 1
-    told = found.stderr
-    assert told.startswith(f"jaxrank: error: {workdir}/checkpoints: a checkpoint could not be")
-    assert "File too large" in told
-    assert told.count("\n") == 1
+    result = limited_process(20_000, *args, "--config.num_steps=32", "--allow-config-change")
+    assert result.returncode == 1
+    lines = result.stderr
+    assert lines.startswith(f"jaxrank: error: {workdir}/checkpoints: a checkpoint could not be")
+    assert "File too large" in lines
+    assert lines.count("\n") == 1
     cli.run(["evaluate", f"--workdir={workdir}", "--checkpoint=8"])
     steps = [p.name for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
     assert steps == ["8"]
@@ -420,9 +422,9 @@ def test_a_full_disk_leaves_no_predictions(tmp_path):
     workdir, output = tmp_path / "run", tmp_path / "p.parquet"
     cli.run(["train", f"--config={TINY}", f"--workdir={workdir}", "--config.num_steps=8"])
     args = ("predict", f"--workdir={workdir}", f"--output={output}")
-    found = limited_process(5_000, *args)
-    assert found.returncode == 1
-    assert found.stderr.startswith(f"jaxrank: error: {output}: cannot be written")
+    result = limited_process(5_000, *args)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"jaxrank: error: {output}: cannot be written")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
@@ -433,8 +435,8 @@ def test_too_little_memory_is_reported_in_one_line(take, monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", take)
     monkeypatch.setattr(sys, "argv", ["jaxrank", "plan"])
     monkeypatch.setattr(cli.processes, "leave", lambda *_, **__: None)  # it is the tests' process
-    with pytest.raises(SystemExit) as found:
+    with pytest.raises(SystemExit) as result:
         cli.main()
-    told = capsys.readouterr().err
-    assert found.value.code == 1
-    assert re.fullmatch(r"jaxrank: error: not enough memory: .*\d+.* batch_size .*\n", told)
+    lines = capsys.readouterr().err
+    assert result.value.code == 1
+    assert re.fullmatch(r"jaxrank: error: not enough memory: .*\d+.* batch_size .*\n", lines)

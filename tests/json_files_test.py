@@ -168,11 +168,11 @@ def test_no_changed_byte_of_a_sealed_file_is_read(tmp_path, which):
             changed[place] ^= bit
             path.write_bytes(changed)
             try:
-                found = read()
+                result = read()
             except (InputError, KeyError):  # of which the store's reader makes an InputError
                 continue
             # Only where the checksum is not of the bytes: a space that is another kind of space.
-            assert found == expected
+            assert result == expected
             assert which == "record"
 
 

@@ -53,12 +53,12 @@ def weighted_loss(logits, labels, weights, task_weights, total_weight=None):
 def test_the_gradient_is_prediction_minus_label_by_weight():
     logits, labels, weights, task_weights = random_case(1)
     with jax.enable_x64(True):
-        found = jax.grad(lambda x: weighted_loss(x, labels, weights, task_weights))(
+        result = jax.grad(lambda x: weighted_loss(x, labels, weights, task_weights))(
             jnp.asarray(logits)
         )
     p = 1 / (1 + np.exp(-logits))
     np.testing.assert_allclose(
-        found, task_weights * weights * (p - labels) / weights.sum(0), rtol=1e-11, atol=1e-15
+        result, task_weights * weights * (p - labels) / weights.sum(0), rtol=1e-11, atol=1e-15
     )
 
 
@@ -85,10 +85,10 @@ def test_what_stands_beside_an_unknown_label_counts_nothing(kind, output):
     def loss(logits, labels, weights):
         return losses.per_task(logits, labels, weights, jnp.array([3.0]), (kind,)).sum()
 
-    found, grad = jax.value_and_grad(loss)(logits, labels, weights)
+    result, grad = jax.value_and_grad(loss)(logits, labels, weights)
     keep = np.array([0, 2])
     wanted, grads = jax.value_and_grad(loss)(logits[keep], labels[keep], weights[keep])
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(result, wanted, rtol=1e-6)
     np.testing.assert_allclose(grad[keep], grads, rtol=1e-6)
     assert grad[1] == 0
 
@@ -100,8 +100,8 @@ def test_loss_and_gradient_are_stable_in_the_logit(logit):
     for x in (np.float32(logit), np.float32(-logit)):
         for y in (0.0, 1.0):
             margin = np.float64(x if y else -x)
-            found = losses.logistic(x, np.float32(y))
-            np.testing.assert_allclose(found, np.logaddexp(0, -margin), rtol=1e-6, atol=1e-38)
+            result = losses.logistic(x, np.float32(y))
+            np.testing.assert_allclose(result, np.logaddexp(0, -margin), rtol=1e-6, atol=1e-38)
             slope = (1 if x > 700 else np.exp(np.float64(x)) / (1 + np.exp(np.float64(x)))) - y
             np.testing.assert_allclose(grad(x, np.float32(y)), slope, rtol=1e-5, atol=2e-7)
 

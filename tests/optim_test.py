@@ -33,15 +33,15 @@ def rates(steps, **changes):
 )
 def test_the_rate_follows_the_batch_size(scaling, of_sixteenth, of_16):
     for batch_size, factor in [(16, of_sixteenth), (256, 1), (4096, of_16)]:
-        found = rates([50], scaling=scaling, batch_size=batch_size)
-        assert found == pytest.approx([0.01 * factor]), batch_size
+        result = rates([50], scaling=scaling, batch_size=batch_size)
+        assert result == pytest.approx([0.01 * factor]), batch_size
 
 
 @pytest.mark.parametrize("warmup", [1, 2, 10])
 def test_warm_up_starts_above_zero_and_ends_at_the_rate(warmup):
-    found = rates(range(warmup + 2), warmup_steps=warmup)
+    result = rates(range(warmup + 2), warmup_steps=warmup)
     expected = [0.01 * (s + 1) / warmup for s in range(warmup)] + [0.01, 0.01]
-    assert found == pytest.approx(expected)
+    assert result == pytest.approx(expected)
 
 
 def test_without_warm_up_the_first_step_has_the_full_rate():
@@ -129,8 +129,8 @@ def test_every_optimizer_follows_its_rule_inside_a_scan(name, extra):
     r = np.random.default_rng(0)
     x, gradients = r.normal(size=6), r.normal(size=(5, 6)) * np.array([[0.1], [1], [3], [1], [2]])
     with jax.enable_x64(True):
-        found = run(gradients, x, name=name, **extra)
-    np.testing.assert_allclose(found, by_hand(name, gradients, x, **extra), rtol=1e-6)
+        result = run(gradients, x, name=name, **extra)
+    np.testing.assert_allclose(result, by_hand(name, gradients, x, **extra), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_fields_of_its_own_reach_the_optimizer(name, hyper):
     r = np.random.default_rng(1)
     x, gradients = r.normal(size=6), r.normal(size=(5, 6))
     with jax.enable_x64(True):
-        found = run(gradients, x, name=name, **hyper)
+        result = run(gradients, x, name=name, **hyper)
     expected = by_hand(name, gradients, x, **hyper)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
     assert not np.allclose(expected, by_hand(name, gradients, x))
 
 
@@ -158,10 +158,10 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
     r = np.random.default_rng(2)
     x, gradients = r.normal(size=6), r.normal(size=(5, 6))
     with jax.enable_x64(True):
-        found = run(gradients, x, name=name, weight_decay=0.1, undecayed=("bias",))
+        result = run(gradients, x, name=name, weight_decay=0.1, undecayed=("bias",))
     expected = [by_hand(name, gradients, x, weight_decay=w) for w in (0.1, 0.0)]
-    np.testing.assert_allclose(found[:4], expected[0][:4], rtol=1e-6)
-    np.testing.assert_allclose(found[4:], expected[1][4:], rtol=1e-6)
+    np.testing.assert_allclose(result[:4], expected[0][:4], rtol=1e-6)
+    np.testing.assert_allclose(result[4:], expected[1][4:], rtol=1e-6)
     assert not np.allclose(expected[0], expected[1])
     params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
     states = [

@@ -35,8 +35,8 @@ def drawn(monkeypatch, told):
 
 
 def test_statistics_become_a_png(tmp_path):
-    told = {"train": statistics(3), "valid": statistics(3, rows=10)}
-    plots.draw_statistics(told, tmp_path / "s.png")
+    lines = {"train": statistics(3), "valid": statistics(3, rows=10)}
+    plots.draw_statistics(lines, tmp_path / "s.png")
     assert (tmp_path / "s.png").read_bytes().startswith(PNG)
 
 
@@ -50,14 +50,14 @@ def test_of_many_features_the_forty_with_the_largest_values_are_drawn(monkeypatc
 def test_shares_are_of_the_examples_of_their_split(monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    told = {"a": {"rows": 10, "dense": {"f": {"missing": 5}}}}
-    told["b"] = {
+    lines = {"a": {"rows": 10, "dense": {"f": {"missing": 5}}}}
+    lines["b"] = {
         "rows": 40,
         "dense": {"f": {"missing": 10}},
         "categorical": {"c": {"missing": 8, "ids": 80}},
         "ragged": {"l": {"empty": 30, "ids": 7}},
     }
-    plots.draw_statistics(told, "unused.png")
+    plots.draw_statistics(lines, "unused.png")
     widths = [bar.get_width() for bar in figures[0].axes[0].patches]
     # The larger split b first, and in it the features by their largest fraction.
     np.testing.assert_allclose(widths, [0.75, 0.25, 0.1, 0, 0.5, 0])
@@ -65,8 +65,8 @@ def test_shares_are_of_the_examples_of_their_split(monkeypatch):
 
 def test_what_is_absent_is_not_drawn(monkeypatch):
     assert list(drawn(monkeypatch, {})) == [""]
-    found = drawn(monkeypatch, {"train": {"rows": 5, "categorical": {"c0": {"distinct": 4}}}})
-    assert found == {"distinct values": ["c0"]}
+    result = drawn(monkeypatch, {"train": {"rows": 5, "categorical": {"c0": {"distinct": 4}}}})
+    assert result == {"distinct values": ["c0"]}
 
 
 def test_a_picture_that_cannot_be_written_is_reported():

@@ -56,10 +56,10 @@ def test_batches_behind_the_last_step_change_nothing(changes, monkeypatch):
     expected = after((), 2, 2)
     assert expected[0].step == 2
     for platforms in ((), ("cpu",)):
-        found = after(platforms, 3, 2)
+        result = after(platforms, 3, 2)
         # By another program, whose multiplications and additions are contracted otherwise.
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), found, expected)
-        assert found[0].step == 2
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), result, expected)
+        assert result[0].step == 2
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])

@@ -68,11 +68,11 @@ def unknown(old, new, where=""):
 def test_files_of_the_version_before_have_the_names_of_this_one(store):
     new = json.loads(json.dumps(config_files.to_plain(tiny.config())))
     assert len(unknown(WRITTEN["config"], new)) > 10
-    found = renames.config(WRITTEN["config"])
-    assert unknown(found, new) == [".optim.tables.lr_multipliers.*"]  # a pattern
-    assert list(found) == [renames.now("", key) or key for key in WRITTEN["config"]]
-    assert found["model"]["cross"] == "dcn"
-    config_files.sections(config_files.from_plain(found))
+    result = renames.config(WRITTEN["config"])
+    assert unknown(result, new) == [".optim.tables.lr_multipliers.*"]  # a pattern
+    assert list(result) == [renames.now("", key) or key for key in WRITTEN["config"]]
+    assert result["model"]["cross"] == "dcn"
+    config_files.sections(config_files.from_plain(result))
 
     schema = validate.parse(Schema, renames.features(WRITTEN["schema"]), "")
     assert [f.name for f in schema.categorical] == ["c0", "c1"]
@@ -113,9 +113,9 @@ def test_a_store_under_earlier_names_is_the_same_store(store, tmp_path):
     columns = columns.rename_columns([names.get(n, n) for n in columns.schema.names])
     assert "floats" in columns.schema.names
     assert isinstance(columns, pa.RecordBatch)
-    found = from_arrow(columns)
-    assert (found.dense == block.dense).all()
-    assert (found.ids == block.ids).all()
+    result = from_arrow(columns)
+    assert (result.dense == block.dense).all()
+    assert (result.ids == block.ids).all()
 
 
 def test_a_workdir_under_earlier_names_is_the_same_workdir(store, tmp_path):

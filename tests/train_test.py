@@ -48,10 +48,10 @@ def finished(variants):
 
 def test_every_step_of_a_call_is_recorded_with_every_metric(finished):
     workdir, _ = finished
-    found = records(workdir)
-    assert [r["step"] for r in found] == list(range(1, 17))
+    result = records(workdir)
+    assert [r["step"] for r in result] == list(range(1, 17))
     names = {f"{t}/{m}" for t in ("click", "conversion") for m in ("logloss", "auc", "calibration")}
-    assert names | {"loss", "learning_rate", "table_learning_rate", "dropped/l0"} <= set(found[0])
+    assert names | {"loss", "learning_rate", "table_learning_rate", "dropped/l0"} <= set(result[0])
     assert [r["step"] for r in records(workdir, "valid")] == [8, 16]
 
 
@@ -60,16 +60,16 @@ def test_tensorboard_holds_the_numbers_of_metrics_jsonl(finished):
 
     workdir, _ = finished
     (path,) = (workdir / "tensorboard" / "train").iterdir()
-    content, at, found = path.read_bytes(), 0, {}
+    content, at, result = path.read_bytes(), 0, {}
     while at < len(content):
         size = int.from_bytes(content[at : at + 8], "little")
         event = Event.FromString(content[at + 12 : at + 12 + size])
         for value in event.summary.value:
-            found[value.tag, event.step] = value.simple_value
+            result[value.tag, event.step] = value.simple_value
         at += size + 16
     for record in records(workdir):
         for name in ("loss", "click/logloss", "conversion/auc"):
-            assert found[name, record["step"]] == pytest.approx(record[name], rel=1e-6)
+            assert result[name, record["step"]] == pytest.approx(record[name], rel=1e-6)
 
 
 def test_the_result_holds_model_best_possible_and_constant(finished):
@@ -145,12 +145,12 @@ def test_a_run_keeps_its_placement_when_it_resumes_with_other_devices(store, tmp
     placed = json.loads((tmp_path / "placement.json").read_text())
     assert any(hot["replicated"] or hot["replicated_tables"] for hot in placed.values())
     for record in records(tmp_path):
-        told = {k.split("/")[-1]: v for k, v in record.items() if k.startswith("exchange/")}
-        assert set(told) == {"rounds", "unique_ids", "buffer_use", "fullest_device"}
-        assert told["rounds"] == 1
-        assert 0 < told["unique_ids"] < 128 * 10
-        assert 0 < told["buffer_use"] <= 1
-        assert 1 <= told["fullest_device"] <= 8
+        reported = {k.split("/")[-1]: v for k, v in record.items() if k.startswith("exchange/")}
+        assert set(reported) == {"rounds", "unique_ids", "buffer_use", "fullest_device"}
+        assert reported["rounds"] == 1
+        assert 0 < reported["unique_ids"] < 128 * 10
+        assert 0 < reported["buffer_use"] <= 1
+        assert 1 <= reported["fullest_device"] <= 8
 
     c = on_devices(store, tmp_path, 2, num_steps=16)
     result = train(c, tmp_path, report=nothing, allow_config_change=True)
@@ -159,8 +159,8 @@ def test_a_run_keeps_its_placement_when_it_resumes_with_other_devices(store, tmp
 
     # The same sixteen steps on one device, where nothing is replicated.
     alone = train(on_devices(store, tmp_path, 1, num_steps=16), tmp_path / "one", report=nothing)
-    for task, found in result.metrics.items():
-        assert found["logloss"] == pytest.approx(alone.metrics[task]["logloss"], rel=1e-4)
+    for task, results in result.metrics.items():
+        assert results["logloss"] == pytest.approx(alone.metrics[task]["logloss"], rel=1e-4)
 
 
 def test_a_run_that_never_saved_is_placed_again(store, tmp_path):
@@ -206,8 +206,8 @@ def test_checkpoints_of_every_n_steps_are_kept(store, tmp_path):
     c.checkpoint.every_steps, c.checkpoint.keep, c.checkpoint.keep_every_steps = 4, 1, 6
     c.data.valid = ""
     train(c, tmp_path, report=nothing)
-    found = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
-    assert found == [8, 12, 20]
+    result = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    assert result == [8, 12, 20]
 
 
 def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
@@ -235,10 +235,10 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
     entropy = result.metrics["click"]["normalized_entropy"]
     assert entropy > 1 > result.metrics["conversion"]["normalized_entropy"] - 0.1
     causes = r"too few steps.*learning rate.*batch norm.*shift between the splits"
-    told = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
+    reported = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
     (line,) = (line for line in lines if line.startswith("step 8: "))
-    assert re.search(told, line.splitlines()[1])
-    assert re.search(told, of_training(result, str(tmp_path)))
+    assert re.search(reported, line.splitlines()[1])
+    assert re.search(reported, of_training(result, str(tmp_path)))
     assert any(
         "best checkpoint so far, of step 8, is worse than a constant for click" in x for x in lines
     )
@@ -259,8 +259,8 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     c.eval.metric, c.eval.early_stopping_patience = "click/auc", 30
     lines = []
     train(c, tmp_path, report=lines.append, allow_config_change=True)
-    told = next(line for line in lines if line.startswith("Evaluations so far were by"))
-    assert re.search("by click/logloss of valid, .*, from now on by click/auc of valid, ", told)
+    reported = next(line for line in lines if line.startswith("Evaluations so far were by"))
+    assert re.search("by click/logloss of valid, .*, from now on by click/auc of valid, ", reported)
     scores = {r["step"]: r["click/auc"] for r in records(tmp_path, "valid") if r["step"] > 16}
     best = max(scores, key=lambda s: (scores[s], -s))
     checkpoints = Checkpoints(tmp_path, read_only=True)
@@ -312,10 +312,10 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_checkpo
     c = on_store(store, num_steps=32)
     c.optim.dense.base_learning_rate = 1e30
     message = r"step (1\d): loss .* must be finite.*checkpoints/8"
-    with pytest.raises(RunError, match=message) as found:
+    with pytest.raises(RunError, match=message) as result:
         train(c, tmp_path, report=nothing, allow_config_change=True)
     assert Checkpoints(tmp_path, read_only=True).step() == 8
-    last = int(re.match(message, str(found.value))[1])
+    last = int(re.match(message, str(result.value))[1])
     assert [r["loss"] is None for r in records(tmp_path)] == [False] * (last - 1) + [True]
 
 
@@ -369,10 +369,10 @@ def test_splits_that_the_source_will_not_have_are_rejected_before_it_is_prepared
         with c.unlocked():
             c.source = dict(kind="csv", files=dict(train="not_read.csv", valid="not_read.csv"))
     c.data.update(changes)
-    told = []
+    lines = []
     with pytest.raises(InputError, match=message):
-        train(c, tmp_path / "run", report=told.append)
-    assert told == []  # no line says that data is prepared
+        train(c, tmp_path / "run", report=lines.append)
+    assert lines == []  # no line says that data is prepared
     assert not (tmp_path / "run").exists()
 
 
@@ -734,14 +734,14 @@ def test_a_run_that_stops_reports_where_it_stands(store, tmp_path):
 
 def test_a_finished_run_has_a_summary_and_a_report(finished, store, tmp_path):
     workdir, result = finished
-    found = json.loads((workdir / "summary.json").read_text())
-    assert found["result"]["metrics"]["click"] == result.metrics["click"]
-    assert found["result"]["constant"]["click"] == result.constant["click"]
-    assert found["result"]["phase_seconds"] == dict(result.phase_seconds)
-    assert found["data"]["splits"]["valid"]["tasks"]["click"]["known"] == 1000
-    assert [t["table"] for t in found["tables"]] == ["c0", "c1", "l0", "l1"]
-    assert found["config"] == json.loads((workdir / "config.json").read_text())
-    buckets, histogram = (found["result"][name]["click"] for name in ("buckets", "histograms"))
+    results = json.loads((workdir / "summary.json").read_text())
+    assert results["result"]["metrics"]["click"] == result.metrics["click"]
+    assert results["result"]["constant"]["click"] == result.constant["click"]
+    assert results["result"]["phase_seconds"] == dict(result.phase_seconds)
+    assert results["data"]["splits"]["valid"]["tasks"]["click"]["known"] == 1000
+    assert [t["table"] for t in results["tables"]] == ["c0", "c1", "l0", "l1"]
+    assert results["config"] == json.loads((workdir / "config.json").read_text())
+    buckets, histogram = (results["result"][name]["click"] for name in ("buckets", "histograms"))
     assert sum(bucket["examples"] for bucket in buckets) == 1000
     assert sum(histogram["positive"] + histogram["negative"]) == pytest.approx(1000)
     assert "</html>" in (workdir / "report.html").read_text()
@@ -750,5 +750,5 @@ def test_a_finished_run_has_a_summary_and_a_report(finished, store, tmp_path):
     train(on_store(store), tmp_path / "copy", report=nothing, page=False)
     again = json.loads((tmp_path / "copy" / "summary.json").read_text())
     for name in ("metrics", "buckets", "histograms", "phase_seconds", "examples_per_second"):
-        assert again["result"][name] == found["result"][name]
+        assert again["result"][name] == results["result"][name]
     assert not (tmp_path / "copy" / "report.html").exists()

@@ -42,8 +42,8 @@ def test_products_count_as_often_as_their_loop_runs(precision, passes):
     def five(a, b):
         return jax.lax.fori_loop(0, 5, lambda _, a: jnp.dot(a, b, precision=precision), a)
 
-    found = costs(compiled_text(five, of(jnp.float32, 512, 256), of(jnp.float32, 256, 256)))
-    assert total(found, "flops") == 5 * 2 * 512 * 256 * 256 * passes
+    result = costs(compiled_text(five, of(jnp.float32, 512, 256), of(jnp.float32, 256, 256)))
+    assert total(result, "flops") == 5 * 2 * 512 * 256 * 256 * passes
 
 
 def test_batches_of_products_count_each_product_once():
@@ -97,8 +97,8 @@ ENTRY %main (a: f32[480,1024], b: f32[8,1024], i: s32[]) -> f32[480,1024] {
 
 def test_what_is_moved_counts_once_and_what_is_left_alone_does_not():
     rows = 4 * 1024
-    found = {cost.opcode: cost.memory_bytes for cost in costs(MOVES) if cost.opcode != "fusion"}
-    assert found == {"slice-start": 120 * rows, "copy-start": 8 * rows}
+    result = {cost.opcode: cost.memory_bytes for cost in costs(MOVES) if cost.opcode != "fusion"}
+    assert result == {"slice-start": 120 * rows, "copy-start": 8 * rows}
     sliced, changed = [c.memory_bytes for c in costs(MOVES) if c.opcode == "fusion"]
     assert sliced == 2 * 120 * rows
     assert changed == 2 * 8 * rows + 4  # the new rows read and written, and their index
@@ -111,9 +111,9 @@ def test_rows_of_a_table_count_and_the_table_does_not():
     def read(table, row):
         return table.at[row].get(mode="fill", fill_value=0)
 
-    found = costs(compiled_text(read, of(jnp.float32, TABLE, LANES), of(jnp.int32, ROWS)))
+    result = costs(compiled_text(read, of(jnp.float32, TABLE, LANES), of(jnp.int32, ROWS)))
     # Rows are gathered, then PAD rows are zeroed. Each operation reads and writes them.
-    assert total(found, "memory_bytes") == pytest.approx(4 * ROWS * LANES * 4, rel=0.05)
+    assert total(result, "memory_bytes") == pytest.approx(4 * ROWS * LANES * 4, rel=0.05)
 
 
 def test_a_table_changed_in_place_counts_its_changed_rows():
@@ -121,9 +121,9 @@ def test_a_table_changed_in_place_counts_its_changed_rows():
         return table.at[row].add(change, mode="drop")
 
     shapes = of(jnp.float32, TABLE, LANES), of(jnp.int32, ROWS), of(jnp.float32, ROWS, LANES)
-    found = costs(compiled_text(write, *shapes, donated=(0,)))
+    result = costs(compiled_text(write, *shapes, donated=(0,)))
     # Changes are read, and rows are read and written.
-    assert total(found, "memory_bytes") == pytest.approx(3 * ROWS * LANES * 4, rel=0.05)
+    assert total(result, "memory_bytes") == pytest.approx(3 * ROWS * LANES * 4, rel=0.05)
 
 
 def test_a_loop_that_ends_with_the_data_runs_for_each_slice_it_may_take():
@@ -134,8 +134,8 @@ def test_a_loop_that_ends_with_the_data_runs_for_each_slice_it_may_take():
         return jax.lax.fori_loop(0, count[0], body, table)
 
     shapes = of(jnp.float32, TABLE, LANES), of(jnp.int32, 7, ROWS), of(jnp.int32, 1)
-    found = costs(compiled_text(some, *shapes, donated=(0,)))
-    assert max(cost.runs for cost in found) == 7
+    result = costs(compiled_text(some, *shapes, donated=(0,)))
+    assert max(cost.runs for cost in result) == 7
 
 
 def test_what_devices_send_counts_and_loops_that_wait_for_them_run_once():
@@ -222,15 +222,15 @@ def test_a_step_is_bound_by_the_slowest_rate_of_each_instruction():
 
     text = compiled_text(product, of(jnp.bfloat16, 8192, 8192), of(jnp.bfloat16, 8192, 8192))
     one = topology("v3-8")
-    found = scaling.step_time(text, one, 64, 4)
+    result = scaling.step_time(text, one, 64, 4)
     flops, of_core = 2 * 8192**3, 123e12 / 2
-    assert found.product_flops == flops / 4
-    assert found.total >= flops / of_core / 4
-    assert found.total < 2 * flops / of_core / 4
-    assert found.examples_per_second == 64 / found.total
-    twice = found._replace(topology=topology("v3-16"), batch_size=128)
-    assert scaling.speedup(found, twice) == pytest.approx(2)
-    assert scaling.efficiency(found, twice) == pytest.approx(1)
+    assert result.product_flops == flops / 4
+    assert result.total >= flops / of_core / 4
+    assert result.total < 2 * flops / of_core / 4
+    assert result.examples_per_second == 64 / result.total
+    twice = result._replace(topology=topology("v3-16"), batch_size=128)
+    assert scaling.speedup(result, twice) == pytest.approx(2)
+    assert scaling.efficiency(result, twice) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("side", [256, 8192])
@@ -240,7 +240,7 @@ def test_an_exchange_takes_what_the_work_between_its_start_and_its_end_leaves(si
 
     shapes = of(jnp.float32, 8, 2**16), of(jnp.bfloat16, side, side), of(jnp.bfloat16, side, side)
     options = meshes.exchange_options(meshes.mesh_of(devices.devices(topology("v5e-8")), 1))
-    texts = [compiled_text(step, *shapes, slice_name="v5e-8", **own) for own in ({}, options)]
+    texts = [compiled_text(step, *shapes, slice_name="v5e-8", **alone) for alone in ({}, options)]
     plain, started = (scaling.step_time(text, topology("v5e-8"), 8, 1) for text in texts)
     (product,) = (cost for cost in costs(texts[1]) if cost.flops)
     (exchange,) = (cost for cost in costs(texts[1]) if cost.sent_bytes)
@@ -294,8 +294,8 @@ def test_what_the_model_does_is_known_by_its_scope_forward_and_backward():
     ],
 )
 def test_exchanges_of_gpus_take_the_time_of_the_slower_links(name, opcode, milliseconds):
-    found = scaling.collective_seconds(opcode, 450e6, topology(name))
-    assert found == pytest.approx(milliseconds / 1e3 + 1e-6)
+    result = scaling.collective_seconds(opcode, 450e6, topology(name))
+    assert result == pytest.approx(milliseconds / 1e3 + 1e-6)
 
 
 def test_gpus_are_estimated_by_the_program_for_a_slice_of_as_many_devices():

@@ -53,29 +53,31 @@ def run(capsys, *args):
 
 def contents(directory):
     """Returns the bytes and the modification time of every file except the lock."""
-    found = {p: p for p in directory.rglob("*") if p.name != ".lock"}
-    return {p: (p.stat().st_mtime_ns, p.read_bytes()) if p.is_file() else p.is_dir() for p in found}
+    result = {p: p for p in directory.rglob("*") if p.name != ".lock"}
+    return {
+        p: (p.stat().st_mtime_ns, p.read_bytes()) if p.is_file() else p.is_dir() for p in result
+    }
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_bench_reports_rates_stages_and_the_limit(capsys, tmp_path, num_workers):
     picture = tmp_path / "b.png"
     flags = f"--workdir={tmp_path / 'w'}", f"--picture={picture}"
-    found, err = run(capsys, *flags, f"--config.data.num_workers={num_workers}")
+    result, err = run(capsys, *flags, f"--config.data.num_workers={num_workers}")
     for part in ("input", "step", "both"):
-        assert found[part]["examples_per_second"] > 0
+        assert result[part]["examples_per_second"] > 0
         assert part in err
-    assert list(found["stages"]) == list(STAGES)
-    assert all(found["stages"][name] > 0 for name in ("shuffle", "pack", "transfer", "step"))
+    assert list(result["stages"]) == list(STAGES)
+    assert all(result["stages"][name] > 0 for name in ("shuffle", "pack", "transfer", "step"))
     # The data is one block, which stays in memory and is not compressed.
-    assert found["stages"]["read"] == found["stages"]["decompress"] == 0
-    rates = [found[part]["examples_per_second"] for part in ("step", "both")]
-    assert found["both_over_step"] == pytest.approx(rates[1] / rates[0])
-    assert found["stages"]["step"] == pytest.approx(1e6 / rates[0])
-    assert found["limit"] in STAGES
-    assert found["advice"] in err
-    assert found["batch_size"] == 128
-    assert found["device"] == "1 x cpu"
+    assert result["stages"]["read"] == result["stages"]["decompress"] == 0
+    rates = [result[part]["examples_per_second"] for part in ("step", "both")]
+    assert result["both_over_step"] == pytest.approx(rates[1] / rates[0])
+    assert result["stages"]["step"] == pytest.approx(1e6 / rates[0])
+    assert result["limit"] in STAGES
+    assert result["advice"] in err
+    assert result["batch_size"] == 128
+    assert result["device"] == "1 x cpu"
     assert picture.read_bytes().startswith(PNG)
     # Only the data, which a run in this workdir would prepare too.
     assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["data"]
@@ -180,7 +182,7 @@ def test_each_part_of_the_input_is_reported_with_the_time_that_it_took(tmp_path,
     slowed(examples, "gather", "shuffle", 0.25)
     slowed(Batcher, "fill", "pack", 0.125)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    found = input_stages.measure(split, make, 256, 100.0)
+    result = input_stages.measure(split, make, 256, 100.0)
 
     # The first execution, of two steps, is not counted.
     counted = spent[[i for i, (_, seconds) in enumerate(spent) if seconds == 0.125][1] + 1 :]
@@ -189,14 +191,14 @@ def test_each_part_of_the_input_is_reported_with_the_time_that_it_took(tmp_path,
     for part in ("read", "shuffle", "pack"):
         seconds = sum(seconds for name, seconds in counted if name == part)
         assert seconds > 0
-        assert found[part] == pytest.approx(seconds / (batches * 128) * 1e6)
-    assert found["decompress"] == 0
+        assert result[part] == pytest.approx(seconds / (batches * 128) * 1e6)
+    assert result["decompress"] == 0
 
 
 def test_decompression_costs_where_blocks_are_compressed(tmp_path):
     stored = prepared(tmp_path / "store", compression="zstd")
-    found = input_stages.measure(stored.split("train"), batches_of(stored.schema), 256, 0.2)
-    assert found["decompress"] > 0
+    result = input_stages.measure(stored.split("train"), batches_of(stored.schema), 256, 0.2)
+    assert result["decompress"] > 0
 
 
 def test_parquet_that_is_read_directly_costs_reading(tmp_path):
@@ -209,8 +211,8 @@ def test_parquet_that_is_read_directly_costs_reading(tmp_path):
         ragged=[dict(columns="t", encoding="integer", rows=7)],
     )
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
-    found = direct.open_direct(features, source)
-    costing = input_stages.measure(found.split("train"), batches_of(found.schema), 256, 0.2)
+    result = direct.open_direct(features, source)
+    costing = input_stages.measure(result.split("train"), batches_of(result.schema), 256, 0.2)
     assert max(costing, key=costing.get) == "read"
     assert costing["decompress"] == 0
 
@@ -299,7 +301,7 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
 def test_the_limit_and_the_setting_to_change_follow_from_the_numbers(
     rates, costing, changes, limit, advice
 ):
-    rates, told = Throughput(*rates), stages(**costing)
-    assert limit_of(rates, told) == limit
-    found = advice_on(limit, rates, told, SETTING._replace(**changes))
-    assert advice in found
+    rates, lines = Throughput(*rates), stages(**costing)
+    assert limit_of(rates, lines) == limit
+    result = advice_on(limit, rates, lines, SETTING._replace(**changes))
+    assert advice in result

@@ -71,17 +71,17 @@ def test_a_run_resumes_from_a_checkpoint_without_biases(store, older, tmp_path, 
     _, state = newest(c, workdir)
     for weights in (state, *([state.average] if decay else [])):
         for field in lacking:
-            found = getattr(weights, field)
-            np.testing.assert_array_equal(found, NEUTRAL[field])
-            assert found.sharding.is_fully_replicated
-            assert len(found.sharding.device_set) == devices
+            result = getattr(weights, field)
+            np.testing.assert_array_equal(result, NEUTRAL[field])
+            assert result.sharding.is_fully_replicated
+            assert len(result.sharding.device_set) == devices
     if devices == 1:
         shutil.copytree(workdir, tmp_path / "run")
         whole = on_older(store, lacking, **changes)
         train(whole, tmp_path / "whole", report=nothing)
         train(whole, tmp_path / "run", report=nothing, allow_config_change=True)
-        expected, found = (newest_state(whole, tmp_path / name) for name in ("whole", "run"))
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        expected, result = (newest_state(whole, tmp_path / name) for name in ("whole", "run"))
+        jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 def test_it_is_evaluated_and_exported(older, tmp_path, capsys):
@@ -113,7 +113,7 @@ def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path):
     job.checkpoints.close()
     third = build(c, tmp_path / "third", nothing)
     third.batches.close()
-    found = warm_start.start(third, str(tmp_path / "next"), nothing)
-    np.testing.assert_array_equal(found.bias, bias)
+    result = warm_start.start(third, str(tmp_path / "next"), nothing)
+    np.testing.assert_array_equal(result.bias, bias)
     if decay:
-        np.testing.assert_array_equal(found.average.bias, bias * 2)
+        np.testing.assert_array_equal(result.average.bias, bias * 2)

@@ -42,9 +42,9 @@ def compile_all(capsys, names, *args):
     ],
 )
 def test_slices_have_the_devices_that_their_names_say(name, devices, kind):
-    found = absent.devices(topology(name))
-    assert len(found) == devices
-    assert {device.device_kind for device in found} == {kind}
+    result = absent.devices(topology(name))
+    assert len(result) == devices
+    assert {device.device_kind for device in result} == {kind}
 
 
 LARGE = 80_000_000  # rows, an eighth of which does not fit fast memory
@@ -68,8 +68,8 @@ def scaled(tmp_path_factory):
 
 
 def test_what_one_device_needs_is_reported(scaled):
-    found, err, _ = scaled
-    _, one = found["topologies"]
+    result, err, _ = scaled
+    _, one = result["topologies"]
     assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
     assert one["fits"] is True
     assert one["tables_aliased"] is True
@@ -110,10 +110,10 @@ def test_tables_that_are_too_large_are_rejected_by_how_much(capsys, tmp_path):
     args = (*args, "--config.embedding.dim=32", "--scaling=weak", picture)
     with pytest.raises(RunError, match=r"v3-8: .* [\d.]+ GiB more .* 15.48"):
         compile_all(capsys, "v3-8", *args)
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["scaling"] == []
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["scaling"] == []
     assert not list(tmp_path.iterdir())
-    (one,) = found["topologies"]
+    (one,) = result["topologies"]
     assert one["fits"] is False
     assert one["tables_bytes"] >= rows * (32 + 1) * 4 / 8
     assert one["used_bytes"] > one["usable_bytes"]
@@ -200,8 +200,8 @@ def test_what_a_gpu_needs_is_reported(capsys):
 
 
 def test_scaling_is_reported_and_drawn(scaled):
-    found, err, picture = scaled
-    large, small = found["scaling"]
+    result, err, picture = scaled
+    large, small = result["scaling"]
     assert (large["name"], small["name"]) == ("v3-32", "v3-8")
     assert large["batch_size"] == 4 * small["batch_size"] == 4 * 512
     assert (small["speedup"], small["efficiency"]) == (1, 1)

@@ -28,12 +28,12 @@ def devices_of(target):
     platform, count = target.split("-")
     if platform == "cpu":
         return jax.devices()[: int(count)]
-    found = topology(target)
-    if found.is_gpu:
+    result = topology(target)
+    if result.is_gpu:
         pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the extra gpu-compiler")
     else:
         pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
-    return devices.devices(found)
+    return devices.devices(result)
 
 
 def program_on(
@@ -236,11 +236,11 @@ def gradient_on(target, precision, **config):
         key = jax.random.key(0)
         return model.apply(params, state, inputs_of(floats, vectors), train=True, key=key)[0].sum()
 
-    given = shapes[0], jax.eval_shape(lambda: vectors), shapes[1]
-    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), given)
+    inputs = shapes[0], jax.eval_shape(lambda: vectors), shapes[1]
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), inputs)
     options = model.compiler_options(meshes.platform(meshes.mesh_of(devices_of(target)[:1], 1)))
     step = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=options)
-    return step.lower(*given).compile()
+    return step.lower(*inputs).compile()
 
 
 PARALLEL = dict(structure="parallel", cross_layers=3)
@@ -280,8 +280,8 @@ ENTRY %e (x: f32[], y: f32[]) -> f32[] {
     %c = ((f32[8]{0}, s32[2]{0}), f32[8]{0}) all-reduce-start(%a), channel_id=2
     %d = ((f32[9,128]{1,0:T(8,128)}, s32[8]{0:T(1024)}), f32[8,128]{1,0}, u32[]) call-start(%a)
     """
-    found = [(one.opcode, one.largest, one.made_bytes) for one in instructions_of(text)]
-    assert found == [
+    result = [(one.opcode, one.largest, one.made_bytes) for one in instructions_of(text)]
+    assert result == [
         ("add", 512, 2048),
         ("all-to-all", 10, 40 + 12 + 1),
         ("all-reduce-start", 8, 32),

@@ -40,8 +40,8 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
     batch = examples.random_batch(embedding.layout, 32)
     rows = {name: r for name, (r, _) in logical(embedding, tables).items()}
     expected = examples.looked_up(rows, embedding.layout, batch)
-    found, _ = lookup(embedding, tables, batch)
-    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
+    result, _ = lookup(embedding, tables, batch)
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, result)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
     assert ((weights == 1) == (batch.lists["dim8"].ids != PAD)).all()
     before = logical(embedding, tables)["dim8"][0]
     expected = examples.looked_up({"dim8": before}, lay, batch)
-    found, _ = lookup(embedding, tables, batch)
-    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
+    result, _ = lookup(embedding, tables, batch)
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, result)
     grads = random_grads(embedding, tables, batch)
     gradient = examples.row_gradients(lay, batch, grads)["dim8"]
     after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
@@ -76,26 +76,26 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
 
 @pytest.mark.parametrize("dims", DIMS)
 def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, monkeypatch):
-    found = []
+    result = []
     for at_once in (2**16, 128, 16):  # 50 rows per table. With 16 the last rows are drawn twice
         monkeypatch.setattr(init, "_AT_ONCE", at_once)
         embedding = make(dims, hot="whole")
-        found.append(logical(embedding, new_tables(embedding)))
-    for other in found[1:]:
-        jax.tree.map(np.testing.assert_array_equal, other, found[0])
+        result.append(logical(embedding, new_tables(embedding)))
+    for other in result[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, result[0])
 
 
 @pytest.mark.parametrize("hot", ["hot", "whole"])
 def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, monkeypatch):
     """Lists have many ids, whose sums have other bits in another order."""
     set_chunk(monkeypatch, 8)
-    found = []
+    result = []
     for placement, devices in (("split", 1), (hot, 1), (hot, 2)):
         embedding = make(devices=devices, hot=placement)
         batch = examples.random_batch(embedding.layout, 128, capacity=96, mean=8.0)
-        found.append(lookup(embedding, new_tables(embedding), batch)[0])
-    for other in found[1:]:
-        jax.tree.map(np.testing.assert_array_equal, other, found[0])
+        result.append(lookup(embedding, new_tables(embedding), batch)[0])
+    for other in result[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, result[0])
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices
         for stack, gradient in dense.items():
             rows, slots = expected[stack]
             for r in np.flatnonzero(np.abs(gradient).sum(axis=1)):
-                mine = {k: v[r] for k, v in slots.items()}
+                local = {k: v[r] for k, v in slots.items()}
                 rows[r], new = reference_row_optimizer(
-                    name, rows[r], mine, gradient[r], learning_rate, step
+                    name, rows[r], local, gradient[r], learning_rate, step
                 )
                 for k, v in new.items():
                     slots[k][r] = v
@@ -207,7 +207,7 @@ def test_what_has_no_gradient_stays_where_nothing_is_added_to_its_sum(name):
 def test_the_penalty_of_proximal_adagrad_does_not_depend_on_how_often_a_row_is_read():
     """A row that is read every fourth step ends near one of a quarter of the gradient each step."""
     row_optimizer = make_row_optimizer("proximal_adagrad", l2=0.1)
-    found = {}
+    result = {}
     for every in (1, 4):
         rows = np.zeros((1, 1), np.float32)
         slots = {"accumulator": np.zeros((1, 1), np.float32), "read_at": np.zeros(1, np.float32)}
@@ -219,9 +219,9 @@ def test_the_penalty_of_proximal_adagrad_does_not_depend_on_how_often_a_row_is_r
             rows = rows + change
             slots = {name: slots[name] + changes[name] for name in slots}
         assert slots["read_at"] == 400
-        found[every] = float(rows[0, 0])
+        result[every] = float(rows[0, 0])
     optimum = 1 / 1.1  # of (w - 1)^2 / 2 + 0.1 w^2 / 2
-    assert found == {1: pytest.approx(optimum, abs=5e-3), 4: pytest.approx(optimum, abs=5e-3)}
+    assert result == {1: pytest.approx(optimum, abs=5e-3), 4: pytest.approx(optimum, abs=5e-3)}
 
 
 def test_ftrl_without_regularisation_follows_any_rate():
@@ -273,8 +273,8 @@ def test_pad_reads_zeros_and_changes_no_row():
             )
         },
     )
-    found, _ = lookup(embedding, tables, batch)
-    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(found))
+    result, _ = lookup(embedding, tables, batch)
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(result))
     after = update(embedding, tables, batch, random_grads(embedding, tables, batch))
     jax.tree.map(np.testing.assert_array_equal, after, tables)
 
@@ -283,8 +283,8 @@ def test_pad_reads_zeros_and_changes_no_row():
 def test_first_values_depend_on_table_and_row_alone(hot, devices):
     expected = by_table(make(), new_tables(make()))
     embedding = make(devices=devices, replicas=2 if devices > 1 else 1, hot=hot)
-    found = by_table(embedding, new_tables(embedding))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    result = by_table(embedding, new_tables(embedding))
+    jax.tree.map(np.testing.assert_array_equal, result, expected)
     everything = np.concatenate([rows.reshape(-1) for rows in expected.values()])
     assert len(np.unique(everything)) == everything.size
     assert abs(everything.std() - 1) < 0.1
@@ -319,8 +319,8 @@ def test_update_is_the_same_on_any_mesh_and_under_any_placement(
         room=room,
         platform=platform,
     )
-    own = examples.random_batch(embedding.layout, 32)
-    after = update(embedding, new_tables(embedding), own, grads)
+    alone = examples.random_batch(embedding.layout, 32)
+    after = update(embedding, new_tables(embedding), alone, grads)
     for table, rows in by_table(embedding, after).items():
         np.testing.assert_allclose(rows, expected[table], rtol=1e-5, atol=1e-6)
 
@@ -385,9 +385,9 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
 def test_counts_by_products_are_those_of_a_cumsum(size):
     for share in (0.0, 0.5, 1.0):
         flags = np.random.default_rng(size).random(size) < share
-        found = duplicates.count_by_products(jnp.asarray(flags))
-        assert found.dtype == jnp.int32
-        np.testing.assert_array_equal(found, np.cumsum(flags))
+        result = duplicates.count_by_products(jnp.asarray(flags))
+        assert result.dtype == jnp.int32
+        np.testing.assert_array_equal(result, np.cumsum(flags))
 
 
 def test_unknown_rule_and_unknown_setting_are_named():

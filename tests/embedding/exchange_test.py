@@ -151,24 +151,24 @@ def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
     batch = batch_of(draw(np.random.default_rng(0), "uniform", 20_000, (256, 10)))
     grads = {"dim8": {"ids": np.random.default_rng(1).normal(size=(256, 10, DIM))}}
     grads = jax.tree.map(np.float32, grads)
-    found = {}
+    result = {}
     for room in (1.0, 0.05, 0.001):
         embedding = embedding_of(lay, 8, 1, room)
         tables = new_tables(embedding)
         vectors, exchange_stats = lookup(embedding, tables, batch)
         after = by_table(embedding, update(embedding, tables, batch, grads))["t"]
-        found[room] = np.asarray(vectors["dim8"]["ids"]), after, exchange_stats["dim8"]
+        result[room] = np.asarray(vectors["dim8"]["ids"]), after, exchange_stats["dim8"]
     rounds = {
-        room: np.unique(exchange_stats.rounds) for room, (_, _, exchange_stats) in found.items()
+        room: np.unique(exchange_stats.rounds) for room, (_, _, exchange_stats) in result.items()
     }
     assert all(len(r) == 1 for r in rounds.values()), "devices must agree on the rounds"
     assert rounds[1.0] == 1
     assert rounds[0.05] == 4
     assert rounds[0.001] >= 9
     for room in (0.05, 0.001):
-        np.testing.assert_array_equal(found[room][0], found[1.0][0])
-        np.testing.assert_allclose(found[room][1], found[1.0][1], rtol=2e-7, atol=2e-7)
-        for a, b in zip(found[room][2][1:], found[1.0][2][1:], strict=True):
+        np.testing.assert_array_equal(result[room][0], result[1.0][0])
+        np.testing.assert_allclose(result[room][1], result[1.0][1], rtol=2e-7, atol=2e-7)
+        for a, b in zip(result[room][2][1:], result[1.0][2][1:], strict=True):
             np.testing.assert_array_equal(a, b)
 
 
@@ -180,9 +180,9 @@ def test_loads_count_different_ids_asked_and_served():
     shape = embedding.parts["dim8"].split
     served = np.zeros((2, 4), int)
     for device, ids in enumerate(np.split(batch.ids["dim8"], 8)):
-        own = np.unique(ids[(ids != PAD) & (ids >= 10)]) - 10
-        assert exchange_stats["dim8"].unique[device] == len(own)
-        owners = np.asarray(shape.position(own.astype(np.int32))) // (shape.rows // 4)
+        alone = np.unique(ids[(ids != PAD) & (ids >= 10)]) - 10
+        assert exchange_stats["dim8"].unique[device] == len(alone)
+        owners = np.asarray(shape.position(alone.astype(np.int32))) // (shape.rows // 4)
         served[device // 4] += np.bincount(owners, minlength=4)
     np.testing.assert_array_equal(exchange_stats["dim8"].served, served.reshape(-1))
 
@@ -241,9 +241,9 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
     embedding = embedding_of(lay, 8, 1, 0.2, row_optimizer="sgd")
     tables = new_tables(embedding)
     before = logical(embedding, tables)["dim8"][0]
-    found, _ = lookup(embedding, tables, batch)
+    result, _ = lookup(embedding, tables, batch)
     expected = examples.looked_up({"dim8": before}, lay, batch)
-    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-6), expected, found)
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-6), expected, result)
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), expected)
     gradient = examples.row_gradients(lay, batch, grads)["dim8"]
@@ -282,15 +282,15 @@ def test_tiny_tables_are_read_and_changed_by_products_as_by_rows(whole, by_rows,
     ids = np.stack([rng.integers(0, rows[name], 48) for name in names], axis=1)
     ids += np.array([stack.offsets[t] for t in stack.column_tables])
     ids = np.where(rng.random(ids.shape) < 0.1, PAD, ids).astype(np.int32)
-    batch, found = batch_of(ids), {}
+    batch, result = batch_of(ids), {}
     grads = {"dim8": {"ids": rng.standard_normal((*ids.shape, DIM)).astype(np.float32)}}
     for platform in ("cpu", "tpu"):
         embedding = embedding_of(lay, devices, 1, 1.0, platform=platform)
         tables = new_tables(embedding)
         vectors, _ = lookup(embedding, tables, batch)
         after = by_table(embedding, update(embedding, tables, batch, grads))
-        found[platform] = np.asarray(vectors["dim8"]["ids"]), after
+        result[platform] = np.asarray(vectors["dim8"]["ids"]), after
     assert embedding.one_hot["dim8"].num_others == 2 * (by_rows + (split > 0))
-    np.testing.assert_array_equal(found["tpu"][0], found["cpu"][0])
+    np.testing.assert_array_equal(result["tpu"][0], result["cpu"][0])
     for name in rows:
-        np.testing.assert_allclose(found["tpu"][1][name], found["cpu"][1][name], atol=1e-6)
+        np.testing.assert_allclose(result["tpu"][1][name], result["cpu"][1][name], atol=1e-6)

@@ -20,11 +20,11 @@ RATES = {"ta": 0.5, "tc": 0.0}
 def table_of_rows(stack, rows):
     """Lists the table of each row of a stack."""
     hot = list(stack.hot)
-    found = {stack.hot_start + i: t for i, t in enumerate(hot)}
+    result = {stack.hot_start + i: t for i, t in enumerate(hot)}
     for table, offset in enumerate(stack.offsets):
-        own = range(hot.count(table), rows[stack.tables[table]])
-        found |= {offset + r: table for r in own}
-    return [stack.tables[found[r]] for r in range(stack.rows)]
+        alone = range(hot.count(table), rows[stack.tables[table]])
+        result |= {offset + r: table for r in alone}
+    return [stack.tables[result[r]] for r in range(stack.rows)]
 
 
 @pytest.mark.parametrize("hot", HOT)
@@ -33,8 +33,8 @@ def test_each_row_has_the_factor_of_its_table(hot):
     (stack,) = lay.stacks
     rows = {t.name: t.rows for t in lay.schema.tables}
     expected = [RATES.get(name, 1.0) for name in table_of_rows(stack, rows)]
-    found = stack_lr_multipliers(stack, RATES).at(jnp.arange(stack.rows))
-    np.testing.assert_array_equal(found[:, 0], np.float32(expected))
+    result = stack_lr_multipliers(stack, RATES).at(jnp.arange(stack.rows))
+    np.testing.assert_array_equal(result[:, 0], np.float32(expected))
     assert stack_lr_multipliers(stack, {"ta": 1.0}) is None
 
 

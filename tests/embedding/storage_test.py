@@ -41,11 +41,11 @@ def test_rows_a_fixed_stride_apart_are_spread_over_the_devices(stride):
 @settings(max_examples=50, deadline=None)
 def test_row_at_is_the_inverse_of_group_in_numpy_and_jax(rows):
     rows = np.array(rows, np.int32)
-    found = group(rows)
-    assert ((found >= 0) & (found < GROUPS)).all()
-    assert (row_at(found, rows // GROUPS) == rows).all()
-    np.testing.assert_array_equal(jax.jit(group)(rows), found)
-    np.testing.assert_array_equal(jax.jit(row_at)(found, rows // GROUPS), rows)
+    result = group(rows)
+    assert ((result >= 0) & (result < GROUPS)).all()
+    assert (row_at(result, rows // GROUPS) == rows).all()
+    np.testing.assert_array_equal(jax.jit(group)(rows), result)
+    np.testing.assert_array_equal(jax.jit(row_at)(result, rows // GROUPS), rows)
 
 
 def test_every_row_has_a_position_of_its_own():
@@ -68,9 +68,9 @@ def test_positions_are_right_in_the_largest_table():
 def test_lines_are_right_in_the_largest_table(width):
     position = np.int32([0, 2**16, 2**25 + 2**16, 2**31 - 2**16]) // (width // 128 or 1)
     expected = [int(p) * width // 128 for p in position]  # Python integers cannot overflow
-    found = Storage("", width, width, 2**31 - 1, False).line(jnp.asarray(position))
-    assert found.dtype == jnp.int32
-    assert found.tolist() == expected
+    result = Storage("", width, width, 2**31 - 1, False).line(jnp.asarray(position))
+    assert result.dtype == jnp.int32
+    assert result.tolist() == expected
 
 
 def test_too_many_rows_in_one_stack_are_rejected_with_the_number():

@@ -42,9 +42,9 @@ def losses(labels, predicted):
 
 def test_differences_have_the_intervals_of_paired_examples(runs, scored):
     labels, predicted, _ = scored
-    found = compare(runs, report=lambda _: None)
-    (differences,) = found.differences
-    for run, p in zip(found.runs, predicted, strict=True):
+    result = compare(runs, report=lambda _: None)
+    (differences,) = result.differences
+    for run, p in zip(result.runs, predicted, strict=True):
         assert run["metrics"]["click"]["logloss"] == pytest.approx(sk.log_loss(labels, p), rel=1e-5)
     paired = losses(labels, predicted[1]) - losses(labels, predicted[0])
     entry = differences["click"]["logloss"]
@@ -59,15 +59,15 @@ def test_differences_have_the_intervals_of_paired_examples(runs, scored):
         draws.append(b - a)
     entry = differences["click"]["auc"]
     assert (entry["high"] - entry["low"]) / 2 == pytest.approx(1.96 * np.std(draws), rel=0.2)
-    assert [entry["field"] for entry in found.config] == ["ema_decay"]
-    assert found.config[0]["values"] == ["0.0", "0.9"]
+    assert [entry["field"] for entry in result.config] == ["ema_decay"]
+    assert result.config[0]["values"] == ["0.0", "0.9"]
 
 
 def test_each_value_of_a_column_is_compared(runs, scored):
     labels, predicted, column = scored
-    found = compare(runs, by="c1", report=lambda _: None)
-    assert found.by["column"] == "c1"
-    values = found.by["values"]
+    result = compare(runs, by="c1", report=lambda _: None)
+    assert result.by["column"] == "c1"
+    values = result.by["values"]
     assert sum(entry["examples"] for entry in values) == len(labels)
     assert values[0]["examples"] == max(entry["examples"] for entry in values)
     rows = column == values[0]["value"]
@@ -82,9 +82,9 @@ def test_the_command_prints_and_draws(runs, capsys, tmp_path):
     picture = tmp_path / "curves.png"
     cli.run(["compare", *runs, "--by=c1", f"--picture={picture}", "--json"])
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert found["runs"][1]["metrics"]["click/auc"] > 0
-    assert found["differences"][0]["click"]["auc"].keys() == {"difference", "low", "high"}
+    result = json.loads(out)
+    assert result["runs"][1]["metrics"]["click/auc"] > 0
+    assert result["differences"][0]["click"]["auc"].keys() == {"difference", "low", "high"}
     assert picture.read_bytes().startswith(PNG)
     assert "  B - A" in err
     assert "click, logloss by c1" in err

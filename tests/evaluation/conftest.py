@@ -21,8 +21,8 @@ def run(tmp_path_factory):
 def predictions(run):
     workdir, _ = run
     output = workdir / "out" / "predictions.parquet"
-    found = evaluate.predict(
+    result = evaluate.predict(
         str(workdir), output=str(output), checkpoint="newest", data="", split=""
     )
-    assert found.rows == 1000
+    assert result.rows == 1000
     return pq.read_table(output)

@@ -42,13 +42,13 @@ def test_predictions_are_in_stored_order_with_kept_columns_and_labels(run, predi
 
 def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions):
     workdir, result = run
-    found = evaluate.evaluate(str(workdir))
+    results = evaluate.evaluate(str(workdir))
     for task, metrics in result.metrics.items():  # computed on another number of devices
-        assert found.metrics[task] == pytest.approx(metrics, abs=1e-6)
-        assert found.histograms[task] == result.histograms[task]
-        for bucket, expected in zip(found.buckets[task], result.buckets[task], strict=True):
+        assert results.metrics[task] == pytest.approx(metrics, abs=1e-6)
+        assert results.histograms[task] == result.histograms[task]
+        for bucket, expected in zip(results.buckets[task], result.buckets[task], strict=True):
             assert bucket == pytest.approx(expected, abs=1e-6)
-    assert found.step == result.step
+    assert results.step == result.step
     for task in ("click", "conversion"):
         known = predictions.filter(predictions[f"label_{task}"].is_valid())
         y, p = known[f"label_{task}"].to_numpy(), known[f"predicted_{task}"].to_numpy()
@@ -60,9 +60,9 @@ def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions
             "calibration": p.sum() / y.sum(),
             "examples": len(y),
         }
-        named = {name: found.metrics[task][name] for name in expected}
+        named = {name: results.metrics[task][name] for name in expected}
         assert named == pytest.approx(expected, abs=1e-6)
-        buckets = found.buckets[task]
+        buckets = results.buckets[task]
         assert sum(b["examples"] for b in buckets) == len(y)
         observed = sum(b["observed"] * b["examples"] for b in buckets) / len(y)
         assert observed == pytest.approx(rate)
@@ -102,9 +102,9 @@ def test_scores_are_those_of_a_plain_loop_to_the_bit(untrained):
         [np.asarray(x)[:rows] for x in predictor.predict(weights, put_batch(batch, predictor.mesh))]
         for batch, rows in batches
     ]
-    found = list(scoring.score(predictor, weights, split, 512))
-    assert [len(scored.logits) for scored in found] == [512, 488]
-    jax.tree.map(np.testing.assert_array_equal, [list(scored) for scored in found], expected)
+    result = list(scoring.score(predictor, weights, split, 512))
+    assert [len(scored.logits) for scored in result] == [512, 488]
+    jax.tree.map(np.testing.assert_array_equal, [list(scored) for scored in result], expected)
     assert feeding() == []
 
 
@@ -153,19 +153,19 @@ def test_the_thread_ends_with_an_exception(untrained, monkeypatch, tmp_path, par
 @pytest.mark.parametrize("batch_size", [64, 1000 // 8 * 8, 4096])
 def test_the_last_batch_is_padded_without_effect(run, batch_size):
     workdir, result = run
-    found = evaluate.evaluate(str(workdir), batch_size=batch_size)
+    results = evaluate.evaluate(str(workdir), batch_size=batch_size)
     for task, expected in result.metrics.items():
-        named = {name: found.metrics[task][name] for name in expected}
+        named = {name: results.metrics[task][name] for name in expected}
         assert named == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_named_checkpoint_is_evaluated(run):
     workdir, _ = run
-    found = evaluate.evaluate(str(workdir), checkpoint="8")
-    assert found.step == 8
+    result = evaluate.evaluate(str(workdir), checkpoint="8")
+    assert result.step == 8
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     (valid,) = [r for r in map(json.loads, lines) if r["kind"] == "valid" and r["step"] == 8]
-    assert found.metrics["click"]["auc"] == pytest.approx(valid["click/auc"], abs=1e-6)
+    assert result.metrics["click"]["auc"] == pytest.approx(valid["click/auc"], abs=1e-6)
 
 
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(run):
@@ -220,20 +220,20 @@ def test_rows_follow_raw_values_whatever_vocabulary_a_store_has(tmp_path):
     c.eval.every_steps = 4
     train(c, tmp_path / "run", report=nothing)
     later = dict(kind="csv", files=dict(train=day("later", "abxyzd" * 5)))
-    found = {}
+    result = {}
     for name, earlier in (("grown", tmp_path / "run" / "data"), ("again", "")):
         store, output = tmp_path / name, tmp_path / f"{name}.parquet"
         prepare(c.features.to_dict(), later, store, vocabularies=str(earlier), report=nothing)
         which = dict(checkpoint="newest", data=str(store), split="train")
         evaluate.predict(str(tmp_path / "run"), output=str(output), **which)
         table = pq.read_table(output)
-        found[name] = dict(
+        result[name] = dict(
             zip(table["user"].to_pylist(), table["predicted_click"].to_pylist(), strict=True)
         )
-    by_user = found["grown"]
+    by_user = result["grown"]
     assert by_user["x"] == by_user["y"] == by_user["z"]
     assert len({by_user[u] for u in "abdx"}) == 4
-    assert found["again"] == by_user
+    assert result["again"] == by_user
     (tmp_path / "run" / "data").rename(tmp_path / "moved")
     with pytest.raises(InputError, match="the run's own data must exist.*no such store"):
         evaluate.evaluate(str(tmp_path / "run"), data=str(tmp_path / "again"), split="train")
@@ -272,9 +272,9 @@ def test_rows_without_labels_are_scored_as_with_them(tmp_path):
             with pytest.raises(InputError, match=r"features.tasks\[0\].*the data has no column"):
                 prepare(features, source, tmp_path / name, **options)
         store = prepare(features, source, tmp_path / name, unlabelled=True, **options)
-        found = _predicted(tmp_path, name, data=str(store.path), split="new")
-        assert found["predicted_click"] == expected["predicted_click"]
-        assert found["label_click"].null_count == len(rows)
+        result = _predicted(tmp_path, name, data=str(store.path), split="new")
+        assert result["predicted_click"] == expected["predicted_click"]
+        assert result["label_click"].null_count == len(rows)
         must = r"/new: must have labels: .* of click, in \d+ examples"
         with pytest.raises(InputError, match=must):
             evaluate.evaluate(str(tmp_path / "run"), data=str(store.path), split="new")
@@ -344,14 +344,14 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     target = {"url": "gs://bucket/out.parquet", "csv": "out.csv", "slash": "new/", "": ""}.get(
         kind, "out"
     )
-    found = {
+    result = {
         "url": "found the URL gs://bucket/out.parquet",
         "pipe": "it is a device, pipe",
         "csv": r"not end in \.csv.*Parquet",
         "slash": "must name a file: found new/",
         "": "must name a file: found nothing",
     }.get(kind, kind)
-    with pytest.raises(InputError, match=rf"^--output: .*{found}"):
+    with pytest.raises(InputError, match=rf"^--output: .*{result}"):
         evaluate.predict(str(workdir), output=target, checkpoint="best", data="", split="")
     assert list(tmp_path.iterdir()) == before
 
@@ -391,11 +391,11 @@ def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, corr
     output = tmp_path / "p.parquet"
     which = dict(checkpoint="newest", data="", split="")
     evaluate.predict(str(tmp_path / "run"), output=str(output), **which)
-    found = pq.read_table(output)
-    y, p = (found[name].to_numpy() for name in ("label_click", "predicted_click"))
+    results = pq.read_table(output)
+    y, p = (results[name].to_numpy() for name in ("label_click", "predicted_click"))
     w = np.where(y == 0, 1 / rate, 1)
-    np.testing.assert_allclose(found["weight_click"].to_numpy(), w, rtol=1e-6)
-    assert set(found["weight_conversion"].to_pylist()) == {0, 1}
+    np.testing.assert_allclose(results["weight_click"].to_numpy(), w, rtol=1e-6)
+    assert set(results["weight_conversion"].to_pylist()) == {0, 1}
     base = sk.log_loss(y, np.full(len(y), np.average(y, weights=w)), sample_weight=w)
     expected = {
         "logloss": sk.log_loss(y, p, sample_weight=w),
@@ -408,7 +408,7 @@ def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, corr
     assert named == pytest.approx(expected, rel=1e-5)
     assert result.metrics["click"]["calibration"] == pytest.approx(1, abs=0.25)  # 3 without
     assert result.constant["click"]["logloss"] == pytest.approx(base, rel=1e-6)
-    truth = found["p_click"].to_numpy()
+    truth = results["p_click"].to_numpy()
     best = sk.log_loss(y, truth, sample_weight=w)
     assert result.best_possible["click"]["logloss"] == pytest.approx(best, rel=1e-5)
     assert result.best_possible["click"]["calibration"] == pytest.approx(1, abs=0.1)

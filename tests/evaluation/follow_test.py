@@ -55,16 +55,16 @@ def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, going_on,
             (going_on / "finished").touch()
 
     monkeypatch.setattr(follows.time, "sleep", sleep)
-    told = []
-    found = follow(str(going_on), every_seconds=3, report=told.append)
+    lines = []
+    result = follow(str(going_on), every_seconds=3, report=lines.append)
     assert waited == [3] * 4
-    assert [text.partition(":")[0] for text in told] == ["step 8", "step 16"]
-    for one in found.evaluations:
+    assert [text.partition(":")[0] for text in lines] == ["step 8", "step 16"]
+    for one in result.evaluations:
         expected = evaluate.evaluate(str(whole), checkpoint=str(one["step"]))
         assert one["metrics"] == expected.metrics
     records = written(going_on)
     assert [r["step"] for r in records] == [8, 16]
-    assert records[1]["click/auc"] == found.evaluations[1]["metrics"]["click"]["auc"]
+    assert records[1]["click/auc"] == result.evaluations[1]["metrics"]["click"]["auc"]
 
     assert follow(str(going_on)).evaluations == []
     assert written(going_on) == records
@@ -93,10 +93,10 @@ def test_a_checkpoint_that_is_deleted_before_it_is_read_is_left_out(whole, tmp_p
         return reading(self, step, *args)
 
     monkeypatch.setattr(Checkpoints, "restore_weights", late)
-    told = []
-    found = follow(str(tmp_path / "run"), report=told.append)
-    assert [e["step"] for e in found.evaluations] == [16]
-    assert told[0] == "step 8: deleted before it could be read"
+    lines = []
+    result = follow(str(tmp_path / "run"), report=lines.append)
+    assert [e["step"] for e in result.evaluations] == [16]
+    assert lines[0] == "step 8: deleted before it could be read"
 
 
 def test_checkpoints_that_are_deleted_while_orbax_looks_are_no_end(whole, going_on, monkeypatch):
@@ -127,8 +127,8 @@ def test_a_command_reads_the_next_checkpoint_where_the_one_it_chose_is_deleted(
         return reading(self, step, *args)
 
     monkeypatch.setattr(Checkpoints, "restore_weights", late)
-    found = evaluate.predict(str(going_on), output=str(tmp_path / "p.parquet"))
-    assert found.step == 16
+    result = evaluate.predict(str(going_on), output=str(tmp_path / "p.parquet"))
+    assert result.step == 16
 
     shutil.copytree(whole / "checkpoints" / "8", going_on / "checkpoints" / "8")
     shutil.rmtree(going_on / "checkpoints" / "16")
@@ -153,11 +153,11 @@ def test_an_export_of_a_checkpoint_that_is_deleted_meanwhile_says_so(
 
 def test_other_data_is_followed_in_a_folder_of_its_own(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
-    own = follow(str(tmp_path / "run"), split="train")
+    alone = follow(str(tmp_path / "run"), split="train")
     other = follow(str(tmp_path / "run"), split="train", data=str(store_of(whole)))
-    assert own.output.endswith("follow/train")
-    assert other.output.startswith(f"{own.output}-")
-    assert own.evaluations == other.evaluations != []
+    assert alone.output.endswith("follow/train")
+    assert other.output.startswith(f"{alone.output}-")
+    assert alone.evaluations == other.evaluations != []
 
 
 def store_of(workdir):
@@ -175,8 +175,8 @@ def test_a_damaged_checkpoint_is_named(whole, tmp_path, monkeypatch):
 def test_the_command_line_follows(whole, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "run")
     cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert [e["step"] for e in found["evaluations"]] == [8, 16]
+    result = json.loads(capsys.readouterr().out)
+    assert [e["step"] for e in result["evaluations"]] == [8, 16]
     with pytest.raises(InputError, match="--follow .*found --checkpoint=8"):
         cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--checkpoint=8"])
     with pytest.raises(InputError, match="--every .*--follow: .*--every=5"):

@@ -20,16 +20,16 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def test_each_value_has_the_metrics_of_its_examples(run, predictions):
-    found = evaluate.evaluate(str(run[0]), by="c1")
-    assert found.by["column"] == "c1"
+    result = evaluate.evaluate(str(run[0]), by="c1")
+    assert result.by["column"] == "c1"
     columns = {name: np.array(predictions[name].to_pylist()) for name in predictions.column_names}
-    assert {e["value"] for e in found.by["values"]} == set(columns["c1"].tolist())
+    assert {e["value"] for e in result.by["values"]} == set(columns["c1"].tolist())
     counts = []
-    for entry in found.by["values"]:
-        mine = columns["c1"] == entry["value"]
-        counts.append(mine.sum())
+    for entry in result.by["values"]:
+        local = columns["c1"] == entry["value"]
+        counts.append(local.sum())
         for task in ("click", "conversion"):
-            known = mine & np.array([label is not None for label in columns[f"label_{task}"]])
+            known = local & np.array([label is not None for label in columns[f"label_{task}"]])
             labels = columns[f"label_{task}"][known].astype(float)
             predicted = columns[f"predicted_{task}"][known]
             score = entry["metrics"][task]
@@ -47,7 +47,7 @@ def test_each_value_has_the_metrics_of_its_examples(run, predictions):
     assert sum(counts) == 1000
     whole = evaluate.evaluate(str(run[0]))
     assert whole.by is None
-    assert found.metrics == whole.metrics
+    assert result.metrics == whole.metrics
 
 
 def test_the_mean_auc_weighs_values_by_their_examples():
@@ -55,10 +55,10 @@ def test_the_mean_auc_weighs_values_by_their_examples():
     labels = np.float32([[1], [0], [1], [0], [0], [1]])
     logits = np.float32([[2], [1], [0], [1], [-1], [3]])
     weights = np.float32([[1], [1], [2], [1], [1], [9]])
-    found = slices.by_group(groups, [Task("click")], logits, labels, weights)
+    result = slices.by_group(groups, [Task("click")], logits, labels, weights)
     # a: 1.0 with weight 2; b: 0.5 with weight 4; c has no AUC.
-    assert found.gauc == {"click": pytest.approx((2 * 1.0 + 4 * 0.5) / 6)}
-    assert [e["value"] for e in found.values] == ["b", "a", "c"]
+    assert result.gauc == {"click": pytest.approx((2 * 1.0 + 4 * 0.5) / 6)}
+    assert [e["value"] for e in result.values] == ["b", "a", "c"]
 
 
 def test_a_split_by_day_has_its_days(tmp_path):
@@ -73,13 +73,13 @@ def test_a_split_by_day_has_its_days(tmp_path):
 
 def test_the_command_line_prints_and_reports_each_value(run, capsys):
     cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1"])
-    told = capsys.readouterr().out
-    assert "click by c1" in told
-    assert "mean AUC of the values, by weight:" in told
+    lines = capsys.readouterr().out
+    assert "click by c1" in lines
+    assert "mean AUC of the values, by weight:" in lines
     cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["by"]["values"][0]["metrics"]["click/examples"] > 0
-    assert "click/gauc" in found["by"]["metrics"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["by"]["values"][0]["metrics"]["click/examples"] > 0
+    assert "click/gauc" in result["by"]["metrics"]
 
 
 def test_values_that_differ_are_distinguished():
@@ -97,10 +97,10 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
     kept = pa.RecordBatch.from_pydict({"x": pa.array(numbers)})
     block = dataclasses.replace(next(split.blocks()), kept=kept)
     monkeypatch.setattr(type(split), "blocks", lambda self: iter([block]))
-    found = slices.groups_of(split, "x")
-    values = [found.values[code] for code in found.code]
+    result = slices.groups_of(split, "x")
+    values = [result.values[code] for code in result.code]
     assert values == [0.0, 0.0, "nan", "inf", "-inf", None, 1.5, "nan"]
-    assert len(found.values) == 6
+    assert len(result.values) == 6
 
 
 def test_what_cannot_be_a_column_is_named(run, monkeypatch):

@@ -68,8 +68,8 @@ def predicted(run):
     """Predictions f[n, tasks] of `predict`."""
     folder, _, _ = run
     evaluate.predict(str(folder / "run"), output=str(folder / "p.parquet"), data="", split="")
-    found = pq.read_table(folder / "p.parquet")
-    return np.stack([found[f"predicted_{task}"].to_numpy() for task in ("click", "buy")], axis=1)
+    result = pq.read_table(folder / "p.parquet")
+    return np.stack([result[f"predicted_{task}"].to_numpy() for task in ("click", "buy")], axis=1)
 
 
 def vectors_of(path):
@@ -81,7 +81,7 @@ def vectors_of(path):
 def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
     _, job, state = run
     layout = job.program.step_spec.embedding.layout
-    found = set()
+    result = set()
     for stack in layout.stacks:
         rows = logical_rows(jax.device_get(weights_of(state).rows), stack)
         for i, name in enumerate(stack.tables):
@@ -91,8 +91,8 @@ def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
             np.testing.assert_array_equal(
                 vectors_of(exported / f"tables/{name}.parquet"), rows[read]
             )
-            found.add(name)
-    assert found == set(TABLES) == {p.stem for p in (exported / "tables").iterdir()}
+            result.add(name)
+    assert result == set(TABLES) == {p.stem for p in (exported / "tables").iterdir()}
     # The test covers rows of each kind, in several pieces.
     stack = next(stack for stack in layout.stacks if stack.name == "dim4")
     assert 0 < stack.hot_start < stack.replicated < stack.rows
@@ -124,9 +124,9 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
             column_types=dict.fromkeys(["number", "age", "f0", "f1", "tag_weights"], pa.string())
         ),
     ).to_pydict()
-    told = json.loads((exported / "export.json").read_text())
-    assert [task["name"] for task in told["tasks"]] == ["click", "buy"]
-    tables = {t["name"]: t for t in told["tables"]}
+    lines = json.loads((exported / "export.json").read_text())
+    assert [task["name"] for task in lines["tasks"]] == ["click", "buy"]
+    tables = {t["name"]: t for t in lines["tables"]}
     vectors = {name: vectors_of(exported / t["file"]) for name, t in tables.items()}
     rows = {}
     for name in WITH_VALUES:
@@ -135,35 +135,35 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
 
     def vector(feature, value):
         table = tables[feature["table"]]
-        found = vectors[table["name"]]
+        result = vectors[table["name"]]
         if table["encoding"] == "integer":
             assert table["on_bad_id"] == "oov"
             last = table["rows"] - 1
-            return found[min(int(value), last)] if value else np.zeros(table["dim"])
+            return result[min(int(value), last)] if value else np.zeros(table["dim"])
         if not value:
-            return found[0]
+            return result[0]
         if table["encoding"] == "vocabulary":
-            return found[rows[table["name"]].get(value, 1)]
+            return result[rows[table["name"]].get(value, 1)]
         if table["encoding"] == "hash":
             digest = xxhash.xxh64_intdigest((feature["salt"] + value).encode())
-            return found[2 + digest % (table["rows"] - 2)]
-        return found[2 + sum(edge <= float(value) for edge in feature["boundaries"])]
+            return result[2 + digest % (table["rows"] - 2)]
+        return result[2 + sum(edge <= float(value) for edge in feature["boundaries"])]
 
     examples = []
     for i in range(300):
         parts = {}
-        for f in told["dense"]:
+        for f in lines["dense"]:
             x = float(raw[f["name"]][i] or "nan")
             x = np.sign(x) * np.log1p(abs(x)) if f["log"] else x
             parts["float", f["name"], 0] = [np.nan_to_num((x - f["mean"]) / f["std"])]
             if f["missing_indicator"]:
                 parts["float", f"{f['name']}:missing", 0] = [float(np.isnan(x))]
-        for f in told["categorical"]:
+        for f in lines["categorical"]:
             cell = raw[f["name"]][i] or ""
             values = cell.split(f["separator"]) if f["separator"] and cell else [cell] * f["length"]
             for place, value in enumerate(values):
                 parts["id", f["name"], place] = vector(f, value)
-        for f in told["ragged"]:
+        for f in lines["ragged"]:
             cell = raw[f["name"]][i]
             values = cell.split(f["separator"]) if cell else []
             weights = np.ones(len(values))
@@ -174,14 +174,14 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
             for value, weight in zip(values, weights, strict=True):
                 sums += weight / max(norm, 1e-38) * vector(f, value)
             parts["list", f["name"], 0] = sums
-        inputs = [(p["kind"], p["feature"], p["place"]) for p in told["inputs"]]
+        inputs = [(p["kind"], p["feature"], p["place"]) for p in lines["inputs"]]
         assert set(inputs) == set(parts)
-        assert [len(parts[p]) for p in inputs] == [p["size"] for p in told["inputs"]]
+        assert [len(parts[p]) for p in inputs] == [p["size"] for p in lines["inputs"]]
         examples.append(np.concatenate([parts[p] for p in inputs]))
 
     layer = dict(np.load(exported / "layers.npz"))
     x0 = x = np.array(examples)
-    for n in range(told["config"]["model"]["cross_layers"]):
+    for n in range(lines["config"]["model"]["cross_layers"]):
         name = f"params.cross.layer_{n}"
         x = x0 * (x @ layer[f"{name}.kernel"] + layer[f"{name}.bias"]) + x
     deep = x0 @ layer["params.tower.layer_0.kernel"]
@@ -232,16 +232,16 @@ def test_the_documented_program_scores_sequences(run, tmp_path):
     c.embedding.dims = ConfigDict({"tags": 3})
     saved(c, tmp_path / "run")
     export(str(tmp_path / "run"), output=str(tmp_path / "out"))
-    told = json.loads((tmp_path / "out" / "export.json").read_text())
-    kinds = [(i["kind"], i["feature"]) for i in told["inputs"]]
+    lines = json.loads((tmp_path / "out" / "export.json").read_text())
+    kinds = [(i["kind"], i["feature"]) for i in lines["inputs"]]
     assert kinds[-2:] == [("sequence", "tags"), ("sequence", "seen")]
 
     names = {}
     code = documented("scores").replace("/tmp/exported", str(tmp_path / "out"))
     exec(code.replace("/tmp/quickstart/data", str(tmp_path / "run" / "data")), names)
     evaluate.predict(str(tmp_path / "run"), output=str(tmp_path / "p.parquet"))
-    found = pq.read_table(tmp_path / "p.parquet")
-    predicted = np.stack([found[f"predicted_{t}"].to_numpy() for t in ("click", "buy")], axis=1)
+    result = pq.read_table(tmp_path / "p.parquet")
+    predicted = np.stack([result[f"predicted_{t}"].to_numpy() for t in ("click", "buy")], axis=1)
     assert predicted.std(axis=0).min() > 0.05
     np.testing.assert_allclose(names["probabilities"], predicted, atol=1e-5)
 
@@ -270,9 +270,9 @@ def test_the_store_may_have_moved_and_grown(run, exported, tmp_path):
     with pytest.raises(InputError, match="data: no such store"):
         export(str(workdir), output=str(tmp_path / "out"))
     export(str(workdir), output=str(tmp_path / "out"), data=str(later))
-    mine = pq.read_table(tmp_path / "out/tables/user.parquet")
-    assert mine.equals(pq.read_table(exported / "tables/user.parquet"))
-    assert len(grown.vocabulary("user")[0]) > len(mine) - 2
+    local = pq.read_table(tmp_path / "out/tables/user.parquet")
+    assert local.equals(pq.read_table(exported / "tables/user.parquet"))
+    assert len(grown.vocabulary("user")[0]) > len(local) - 2
 
 
 def test_other_vocabularies_and_another_model_are_rejected(run, tmp_path):
@@ -283,9 +283,9 @@ def test_other_vocabularies_and_another_model_are_rejected(run, tmp_path):
     with pytest.raises(InputError, match="must be those that the model"):
         export(str(folder / "run"), output=str(tmp_path / "out"), data=str(tmp_path / "other"))
     shutil.copytree(folder / "run", tmp_path / "run")
-    told = json.loads((tmp_path / "run/config.json").read_text())
-    told["model"]["mlp_units"] = [9]
-    (tmp_path / "run/config.json").write_text(json.dumps(told))
+    lines = json.loads((tmp_path / "run/config.json").read_text())
+    lines["model"]["mlp_units"] = [9]
+    (tmp_path / "run/config.json").write_text(json.dumps(lines))
     with pytest.raises(InputError, match=r"params.tower.layer_0.kernel: \(\d+, 8\), .* \(\d+, 9\)"):
         export(str(tmp_path / "run"), output=str(tmp_path / "out"))
     assert {p.name for p in tmp_path.iterdir()} == {"other", "run"}
@@ -304,9 +304,9 @@ def test_other_vocabularies_and_another_model_are_rejected(run, tmp_path):
 )
 def test_what_cannot_be_is_rejected(run, tmp_path, flags, message):
     folder = run[0]
-    given = [f"--workdir={folder / 'run'}", f"--output={tmp_path / 'out'}"]
+    inputs = [f"--workdir={folder / 'run'}", f"--output={tmp_path / 'out'}"]
     with pytest.raises(InputError, match=message):
-        cli.run(["export", *given, *(flag.format(folder) for flag in flags)])
+        cli.run(["export", *inputs, *(flag.format(folder) for flag in flags)])
     assert list(tmp_path.iterdir()) == []
 
 

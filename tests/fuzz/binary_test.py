@@ -124,13 +124,13 @@ def test_changed_tfrecords_lose_records_only_where_that_is_reported(tmp_path):
             read("tfrecord", path)
         rejects = Rejects("skip", limit=1000)
         try:
-            found = read("tfrecord", path, rejects)
+            result = read("tfrecord", path, rejects)
         except InputError:
             outcomes["rejected"] += 1
             continue
         outcomes["skipped"] += 1
-        assert all(expected[row] == record for row, record in found.items())
-        assert len(found) + rejects.count == len(expected)
+        assert all(expected[row] == record for row, record in result.items())
+        assert len(result) + rejects.count == len(expected)
     assert all(outcomes.values())
 
 
@@ -142,10 +142,10 @@ def test_a_tfrecord_file_that_ends_early_gives_whole_records_or_none(tmp_path):
         stop = random.Random(seed).randrange(len(whole))
         path.write_bytes(whole[:stop])
         try:
-            found = read("tfrecord", path, Rejects("skip", limit=1000))
+            result = read("tfrecord", path, Rejects("skip", limit=1000))
         except InputError:
             continue
-        assert found == dict(enumerate(records[: len(found)], start=1))
+        assert result == dict(enumerate(records[: len(result)], start=1))
 
 
 # Damage to data without checksums.
@@ -185,16 +185,16 @@ def test_damaged_examples_are_read_alike_by_numpy_and_protobuf(monkeypatch):
                 }
             )
             records.append(mutated(whole, draw) if draw.random() < 0.7 else whole)
-        found = []
+        result = []
         for at_least in (few, 10**9):
             monkeypatch.setattr(example_columns, "_FEW", at_least)
             batch, bad = example_columns.columns_of(records, columns)
             places = {b.place for b in bad}
             good = [r for i, r in enumerate(batch.to_pylist()) if i not in places]
             # the text, because NaN is not equal to itself
-            found.append((sorted(b[:4] for b in bad), repr(good)))
+            result.append((sorted(b[:4] for b in bad), repr(good)))
             read_some += len(good)
-        assert found[0] == found[1]
+        assert result[0] == result[1]
     assert read_some
 
 

@@ -38,14 +38,14 @@ FIELDS = [f for f in leaves(default()) if not f.startswith(("source", "features"
 
 def overrides(seed):
     draw = random.Random(seed)
-    found = []
+    result = []
     for _ in range(draw.choice((1, 1, 2))):
         field = draw.choice(FIELDS)
         if draw.random() < 0.1:
             at = draw.randrange(len(field))
             field = field[:at] + draw.choice(".x[0]_-") + field[at + 1 :]
-        found.append(f"--config.{field}={draw.choice(VALUES)}")
-    return found
+        result.append(f"--config.{field}={draw.choice(VALUES)}")
+    return result
 
 
 @pytest.mark.parametrize("part", range(2))

@@ -31,8 +31,8 @@ def damaged_stores(count, directory):
 
 
 def test_a_damaged_store_is_read_as_it_was_written_or_rejected(tmp_path):
-    found = damaged_stores(CASES, tmp_path)
-    assert sum(found["read"].values()) + sum(found["rejected"].values()) == CASES
-    assert set(found["rejected"]) == DAMAGES
+    result = damaged_stores(CASES, tmp_path)
+    assert sum(result["read"].values()) + sum(result["rejected"].values()) == CASES
+    assert set(result["rejected"]) == DAMAGES
     # A byte between two columns is unused, and two equal files may be swapped.
-    assert set(found["read"]) <= {"bytes", "swap"}
+    assert set(result["read"]) <= {"bytes", "swap"}

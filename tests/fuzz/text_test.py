@@ -45,16 +45,16 @@ def cells(line: bytes, kind: str, *, strict: bool) -> list[str] | None:
     try:
         string = line.decode()
         if kind == "criteo":
-            found = string.split("\t")
+            result = string.split("\t")
         else:
-            found = next(csv.reader([string + "\n"], strict=strict)) or [""]
+            result = next(csv.reader([string + "\n"], strict=strict)) or [""]
     except (csv.Error, UnicodeDecodeError):
         return None
     # An open quote includes the line ending. Carriage returns outside of quotes are dropped.
-    inside = "".join(found) if kind == "csv" else ""
+    inside = "".join(result) if kind == "csv" else ""
     if inside.endswith("\n") or inside.count("\r") != string.count("\r"):
         return None
-    return found
+    return result
 
 
 def expected(content: bytes, kind: str, nulls: tuple[str, ...]):
@@ -103,13 +103,13 @@ def read(case: Case, path, rejects: Rejects):
         if case.nulls:
             section["null_values"] = list(case.nulls)
         source = make_source(section)
-        found = []
+        result = []
         for part in source.parts("train"):
             for chunk in source.chunks(part, rejects):
                 numbers = chunk.rows + plain[: chunk.offset].count(b"\n")
                 written = map(chunk.record, range(chunk.batch.num_rows))
-                found += zip(numbers.tolist(), chunk.batch.to_pylist(), written, strict=True)
-    return found
+                result += zip(numbers.tolist(), chunk.batch.to_pylist(), written, strict=True)
+    return result
 
 
 def check(case: Case, path) -> None:

@@ -49,9 +49,9 @@ class Tab:
 
     async def value(self, expression):
         """Evaluates JavaScript in the page."""
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        result = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
 
     async def resize(self, width, height, *, mobile):
         size = dict(width=width, height=height, deviceScaleFactor=1, mobile=mobile)
@@ -68,8 +68,8 @@ class Tab:
         """Returns a PNG of the upper part of the page."""
         width = await self.value("innerWidth")
         clip = dict(x=0, y=0, width=width, height=height, scale=1)
-        found = await self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        return base64.b64decode(found["data"])
+        result = await self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(result["data"])
 
 
 def visit(use):

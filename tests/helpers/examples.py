@@ -117,10 +117,10 @@ def _random_lists(lay, stack, size, group, capacity, mean, rng) -> Lists:
 
 def looked_up(tables: dict[str, np.ndarray], lay: Layout, batch: Batch) -> dict:
     """Computes the expected `Embedding.lookup` of logical tables f[rows, dim] with simple loops."""
-    found = {}
+    result = {}
     for stack in lay.stacks:
         table, dim = tables[stack.name], stack.dim
-        out = found[stack.name] = {}
+        out = result[stack.name] = {}
         if stack.name in batch.ids:
             ids = batch.ids[stack.name]
             out["ids"] = np.zeros((*ids.shape, dim), table.dtype)
@@ -137,12 +137,12 @@ def looked_up(tables: dict[str, np.ndarray], lay: Layout, batch: Batch) -> dict:
                     row = table[lists.ids[g, k]] * lists.weights[g, k]
                     flat[g * per_group + lists.segments[g, k]] += row
             out["lists"] = flat.reshape(size, count, dim)
-    return found
+    return result
 
 
 def row_gradients(lay: Layout, batch: Batch, grads: dict) -> dict[str, np.ndarray]:
     """Computes the dense gradient f[rows, dim] of each stack with simple loops."""
-    found = {}
+    result = {}
     for stack in lay.stacks:
         total = np.zeros((stack.rows, stack.dim))
         if stack.name in batch.ids:
@@ -158,5 +158,5 @@ def row_gradients(lay: Layout, batch: Batch, grads: dict) -> dict[str, np.ndarra
                 if lists.ids[g, k] != PAD:
                     gradient = flat[g * per_group + lists.segments[g, k]] * lists.weights[g, k]
                     total[lists.ids[g, k]] += gradient
-        found[stack.name] = total
-    return found
+        result[stack.name] = total
+    return result

@@ -70,11 +70,11 @@ class Cloud:
 
     def tpus(self, **changes):
         """Changes the states of TPUs, and returns all TPUs."""
-        found = json.loads((self.here / "cloud.json").read_text())
+        result = json.loads((self.here / "cloud.json").read_text())
         for name, states in changes.items():
-            found[name]["states"] = states
-        (self.here / "cloud.json").write_text(json.dumps(found))
-        return found
+            result[name]["states"] = states
+        (self.here / "cloud.json").write_text(json.dumps(result))
+        return result
 
     def workers(self, name):
         """Returns the directories of a TPU's workers."""

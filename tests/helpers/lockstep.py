@@ -101,8 +101,8 @@ def main(file, folder):
                 _run([arg.format(process=process) for arg in args])
             except (InputError, StoppedError) as raised:
                 status, error = raised.exit_status, str(raised)
-        found = dict(status=status, error=error, out=out.getvalue())
-        Path(folder, f"{name}.{process}.json").write_text(json.dumps(found))
+        result = dict(status=status, error=error, out=out.getvalue())
+        Path(folder, f"{name}.{process}.json").write_text(json.dumps(result))
     # The program itself runs the last command, and ends the process.
     _, change, sys.argv[1:] = last
     with CHANGES.get(change, _nothing)(process):

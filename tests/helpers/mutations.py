@@ -43,7 +43,7 @@ def mutated(data, draw, places=None):
 def page_bytes(path):
     """Returns the positions of all bytes in the pages of a Parquet file, which checksums cover."""
     data, metadata = Path(path).read_bytes(), pq.read_metadata(path)
-    found = []
+    result = []
     for group in range(metadata.num_row_groups):
         for column in range(metadata.num_columns):
             chunk = metadata.row_group(group).column(column)
@@ -52,9 +52,9 @@ def page_bytes(path):
             while at < stop:
                 header, at = _thrift_struct(data, at)
                 size = header[3]  # compressed_page_size
-                found += range(at, at + size)
+                result += range(at, at + size)
                 at += size
-    return found
+    return result
 
 
 def _thrift_struct(data, at):
@@ -161,11 +161,11 @@ def read(kind, path, rejects=None):
     """Reads {row: record} of a file that may be rejected."""
     more = {"columns": COLUMNS[kind]} if kind in COLUMNS else {}
     source = make_source(dict(kind=kind, files=dict(train=str(path)), **more))
-    found = {}
+    result = {}
     for part in source.parts("train"):
         for chunk in source.chunks(part, rejects or Rejects()):
-            found |= zip(chunk.rows.tolist(), chunk.batch.to_pylist(), strict=True)
-    return found
+            result |= zip(chunk.rows.tolist(), chunk.batch.to_pylist(), strict=True)
+    return result
 
 
 def check(kind, seed, directory):

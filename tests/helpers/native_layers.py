@@ -42,8 +42,8 @@ FEW = CASES[::3]
 
 def floats(*shape, seed=0):
     """Draws floats with negative zeros, which a sum of two numbers never gives."""
-    found = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-    return np.where(np.abs(found) < 0.05, np.float32(-0.0), found)
+    result = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return np.where(np.abs(result) < 0.05, np.float32(-0.0), result)
 
 
 def assert_same_bits(found, expected):
@@ -56,16 +56,16 @@ def check(shape, form, beside, precision):
     leading, examples, size, width = shape
     if form == "cross" and "past" not in beside:
         width = size  # x is added
-    given, grad = layer_input(leading, examples, size, width, form, beside)
+    inputs, grad = layer_input(leading, examples, size, width, form, beside)
     program = jax.jit(functools.partial(with_gradients, form=form, precision=precision))
-    assert program.lower(given, grad).as_text().count("@JaxrankLayer") == 2
-    y, grads = program(given, grad)
+    assert program.lower(inputs, grad).as_text().count("@JaxrankLayer") == 2
+    y, grads = program(inputs, grad)
     if form == "cross":
         y, x0 = y
-        assert_same_bits(x0, given.get("x0", given["x"]))
-    expected, expected_grads = by_numpy(given, grad, np.asarray(y), form, precision)
+        assert_same_bits(x0, inputs.get("x0", inputs["x"]))
+    expected, expected_grads = by_numpy(inputs, grad, np.asarray(y), form, precision)
     assert grads.keys() == expected_grads.keys()
-    for name in given:
+    for name in inputs:
         assert_near(grads[name], expected_grads[name])
     assert_near(y, expected)
 
@@ -79,12 +79,12 @@ def layer_input(leading, examples, size, width, form, beside):
     """Draws the inputs of a layer by name, and the gradient of its output."""
     shapes = dict(x=(examples, size), kernel=(size, width), bias=(width,))
     shapes |= dict.fromkeys(beside, (examples, width))
-    given = {
+    inputs = {
         name: floats(*leading, *shape, seed=seed)
         for seed, (name, shape) in enumerate(shapes.items())
     }
     grad, of_x0 = (floats(*leading, examples, width, seed=seed) for seed in (8, 9))
-    return given, (grad, of_x0) if form == "cross" else grad
+    return inputs, (grad, of_x0) if form == "cross" else grad
 
 
 def with_gradients(given, grad, form, precision):

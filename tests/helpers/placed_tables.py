@@ -53,6 +53,6 @@ def hot_of(placement, devices):
         share=BATCH // devices,
         placement_of={t.name: "auto" for t in SCHEMA.tables},
     ).hot
-    assert any(found.replicated_tables for found in hot.values())
-    assert any(0 < found.replicated < len(found.hot_rows) for found in hot.values())
+    assert any(result.replicated_tables for result in hot.values())
+    assert any(0 < result.replicated < len(result.hot_rows) for result in hot.values())
     return hot

@@ -44,11 +44,11 @@ def write_csv(path, rows):
 def files(folder, *counts):
     """Writes CSV files with the given numbers of rows."""
     folder.mkdir(exist_ok=True)
-    first, found = 0, []
+    first, result = 0, []
     for i, count in enumerate(counts):
-        found.append(write_csv(folder / f"{i}.csv", rows_of(count, first)))
+        result.append(write_csv(folder / f"{i}.csv", rows_of(count, first)))
         first += count
-    return found
+    return result
 
 
 def run(output, train, features=FEATURES, **options):

@@ -156,14 +156,14 @@ def mmoe(params, x, **tower_settings):
 def ple(params, x, **tower_settings):
     """A list of [B, width], one a task."""
     tasks = len(params["level_0"]["task_gate"]["logits"]["kernel"])
-    own, common = [x] * tasks, x
+    alone, common = [x] * tasks, x
     for level in range(len(params)):
         at = params[f"level_{level}"]
         numbers = {k: len(at[k]["layer_0"]["kernel"]) for k in ("task_experts", "shared_experts")}
         each = numbers["task_experts"] // tasks
         private = [
             [
-                expert(at["task_experts"], task * each + i, own[task], **tower_settings)
+                expert(at["task_experts"], task * each + i, alone[task], **tower_settings)
                 for i in range(each)
             ]
             for task in range(tasks)
@@ -176,8 +176,10 @@ def ple(params, x, **tower_settings):
             (kernel,) = at["shared_gate"]["logits"]["kernel"]
             common = mixed(kernel, common, [*sum(private, []), *shared])
         kernels = at["task_gate"]["logits"]["kernel"]
-        own = [mixed(kernels[task], own[task], [*private[task], *shared]) for task in range(tasks)]
-    return own
+        alone = [
+            mixed(kernels[task], alone[task], [*private[task], *shared]) for task in range(tasks)
+        ]
+    return alone
 
 
 def ranker(
@@ -212,8 +214,8 @@ def ranker(
         reads = kind(params[multitask], trunk, **tower_settings)
     logits = []
     for task, x in enumerate(reads):
-        own = tower(params.get(f"task_{task}", {}), x, **tower_settings)
-        logits.append(own @ params[f"head_{task}"]["kernel"] + params[f"head_{task}"]["bias"])
+        alone = tower(params.get(f"task_{task}", {}), x, **tower_settings)
+        logits.append(alone @ params[f"head_{task}"]["kernel"] + params[f"head_{task}"]["bias"])
     return np.concatenate(logits, axis=1)
 
 

@@ -27,8 +27,8 @@ def on(platform):
     name, _, kernel = platform.partition("-")
 
     def vector_layout(self, stack):
-        found = Embedding.vector_layout(self, stack)
-        return dataclasses.replace(found, interpret=True) if kernel else found
+        result = Embedding.vector_layout(self, stack)
+        return dataclasses.replace(result, interpret=True) if kernel else result
 
     members = {"platform": name, "has_kernel": bool(kernel), "vector_layout": vector_layout}
     return type(f"On{platform}", (Embedding,), members)
@@ -117,23 +117,23 @@ def update(embedding: Embedding, tables, batch, grads, learning_rate=0.1, step=0
 
 def logical(embedding: Embedding, tables):
     """Returns rows and slots of each stack in row order: {stack: (rows, {slot: array})}."""
-    found = {}
+    result = {}
     for stack in embedding.layout.stacks:
         parts = {p.name: tables[p.name] for p in embedding.parts[stack.name] if p}
         slots = {}
         for name, first in next(iter(parts.values())).slots.items():
             array = logical_rows({n: p.slots[name] for n, p in parts.items()}, stack)
             slots[name] = array if first.ndim == 2 else array[:, 0]
-        found[stack.name] = (logical_rows(rows_of(parts), stack), slots)
-    return found
+        result[stack.name] = (logical_rows(rows_of(parts), stack), slots)
+    return result
 
 
 def by_table(embedding: Embedding, tables):
     """Returns the rows of each table in order, for any placement: {table: f[rows, dim]}."""
-    found = {}
+    result = {}
     rows_of_table = {t.name: t.rows for t in embedding.layout.schema.tables}
     for stack in embedding.layout.stacks:
         rows = logical(embedding, tables)[stack.name][0]
         for name in stack.tables:
-            found[name] = rows[stack_rows(stack, name, np.arange(rows_of_table[name]))]
-    return found
+            result[name] = rows[stack_rows(stack, name, np.arange(rows_of_table[name]))]
+    return result

@@ -141,15 +141,15 @@ def end(home):
 
 
 def main(tool, *words):
-    here = Path(os.environ["STAND_IN"])
+    current = Path(os.environ["STAND_IN"])
     name, flags, others = parsed([tool, *words])
     stdin = sys.stdin.read() if flags.get("filename") == "-" else ""
     call = dict(name=name, words=[tool, *words], flags=flags, others=others, stdin=stdin)
-    with open(here / "calls.jsonl", "a") as file:
+    with open(current / "calls.jsonl", "a") as file:
         file.write(json.dumps(call) + "\n")
     if name.startswith("gcloud"):
         service, verb = name.split()[-2:]
-        _Cloud(here).do(service, verb, flags, others)
+        _Cloud(current).do(service, verb, flags, others)
     elif name == "python3 -m uv venv":
         program = Path(others[0]) / "bin" / "jaxrank"
         program.parent.mkdir(parents=True, exist_ok="allow-existing" in flags)
@@ -226,9 +226,11 @@ class _Cloud:
     def _ssh(self, name, flags, others):
         for home in self._homes(name, flags):
             env = os.environ | {"HOME": str(home)}
-            found = subprocess.run(["bash", "-c", flags["command"]], cwd=home, env=env, check=False)
-            if found.returncode:
-                sys.exit(found.returncode)
+            result = subprocess.run(
+                ["bash", "-c", flags["command"]], cwd=home, env=env, check=False
+            )
+            if result.returncode:
+                sys.exit(result.returncode)
 
 
 if __name__ == "__main__":

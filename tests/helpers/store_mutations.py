@@ -106,15 +106,15 @@ def read(path):
         num_steps=8,
     )
     valid = store.split("train/2024-05-03" if by_days else "valid")
-    found = list(train)
+    result = list(train)
     for batch, rows in EvaluationBatches(valid, placed, batch_size=512, prefetch_batches=0):
-        found += [batch, (np.array(rows),)]
+        result += [batch, (np.array(rows),)]
     for name in "user", "tags":
         values, counts = store.vocabulary(name)
-        found.append((np.array(values), counts))
+        result.append((np.array(values), counts))
     for block in valid.blocks():
-        found.append(tuple(c.to_numpy(zero_copy_only=False).astype("S") for c in block.kept))
-    return [(a.dtype.str, a.shape, a.tobytes()) for batch in found for a in arrays_of(batch)]
+        result.append(tuple(c.to_numpy(zero_copy_only=False).astype("S") for c in block.kept))
+    return [(a.dtype.str, a.shape, a.tobytes()) for batch in result for a in arrays_of(batch)]
 
 
 # Damage.

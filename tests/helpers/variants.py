@@ -63,12 +63,12 @@ class Variants:
     def config(self, name, **changes):
         store = self.store(name)
         if name == "kinds":
-            found = task_kinds.config(store.parent)
+            result = task_kinds.config(store.parent)
         elif name == "days":
-            found = daily.config(open_store(store))
+            result = daily.config(open_store(store))
         else:
-            found = changed(on_store(store), OF_TINY[name])
-        return changed(found, changes)
+            result = changed(on_store(store), OF_TINY[name])
+        return changed(result, changes)
 
     def start(self, name):
         """Returns further arguments of `train` for the start of a run."""

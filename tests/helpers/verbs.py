@@ -10,7 +10,7 @@ def run(*args, devices=1, cores=None):
     """Runs a verb and returns its JSON result. cores: indices of the cores that it may use."""
     env = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
     command = [sys.executable, "-m", "jaxrank", *map(str, args), "--json"]
-    found = subprocess.run(
+    result = subprocess.run(
         command,
         env=env,
         capture_output=True,
@@ -18,5 +18,5 @@ def run(*args, devices=1, cores=None):
         check=False,
         preexec_fn=lambda: cores and os.sched_setaffinity(0, cores),
     )
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])

@@ -22,18 +22,18 @@ def examples(kind, rows, seed=0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_influence_of_an_example_is_the_slope_of_the_metric_by_its_weight(kind):
     x, y, w = examples(kind, 60)
-    found = intervals.influences(x, y, w, kind)
+    result = intervals.influences(x, y, w, kind)
     metrics = exact.exact(x, y, w, kind)
-    assert found.keys() == metrics.keys() - {"examples"}
+    assert result.keys() == metrics.keys() - {"examples"}
     for i in np.flatnonzero(w)[:8]:
         step = 1e-6 * w[i]
         more, less = w.copy(), w.copy()
         more[i], less[i] = w[i] + step, w[i] - step
         above, below = exact.exact(x, y, more, kind), exact.exact(x, y, less, kind)
-        for name, values in found.items():
+        for name, values in result.items():
             slope = (above[name] - below[name]) / (2 * step) * w.sum()
             assert values[i] == pytest.approx(slope, abs=1e-5), name
-    for values in found.values():
+    for values in result.values():
         assert (w * values).sum() == pytest.approx(0, abs=1e-9)
 
 
@@ -55,14 +55,14 @@ def test_the_standard_error_is_the_deviation_over_repeated_draws():
 
 def test_undefined_metrics_have_undefined_errors():
     ones = np.ones(intervals.LEAST)
-    found = intervals.influences(ones, ones, ones)
-    errors = intervals.standard_errors(found, ones)
+    result = intervals.influences(ones, ones, ones)
+    errors = intervals.standard_errors(result, ones)
     assert np.isnan(errors["auc"])
     assert errors["logloss"] == pytest.approx(0, abs=1e-12)
     few = np.append(ones[1:], 0.0)
-    assert all(np.isnan(e) for e in intervals.standard_errors(found, few).values())
-    found = intervals.influences(np.arange(intervals.LEAST), 0 * ones, ones)
-    errors = intervals.standard_errors(found, ones)
+    assert all(np.isnan(e) for e in intervals.standard_errors(result, few).values())
+    result = intervals.influences(np.arange(intervals.LEAST), 0 * ones, ones)
+    errors = intervals.standard_errors(result, ones)
     assert {name for name, error in errors.items() if np.isnan(error)} == {
         "auc", "normalized_entropy", "calibration"
     }  # fmt: skip

@@ -56,10 +56,10 @@ def loss_by_hand(kind, x, y):
 def test_each_column_has_the_loss_of_its_kind_wherever_it_stands():
     outputs, labels, _ = (a.astype(np.float64) for a in case(50))
     with jax.enable_x64(True):
-        found = losses.elementwise(jnp.asarray(outputs), jnp.asarray(labels), KINDS)
+        result = losses.elementwise(jnp.asarray(outputs), jnp.asarray(labels), KINDS)
     for i, kind in enumerate(KINDS):
         expected = [loss_by_hand(kind, *pair) for pair in zip(outputs[:, i], labels[:, i])]  # noqa: B905
-        np.testing.assert_allclose(found[:, i], expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(result[:, i], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_loss_of_a_task_is_its_weighted_mean_and_the_parts_add_up_to_it():
@@ -90,24 +90,24 @@ def test_gradients_are_the_slopes_of_the_loss_in_float64():
         return losses.weighted_loss(x, labels, weights, np.ones(7), weights.sum(0), KINDS)
 
     with jax.enable_x64(True):
-        found = np.asarray(jax.grad(loss)(jnp.asarray(outputs)))
+        result = np.asarray(jax.grad(loss)(jnp.asarray(outputs)))
         loss = jax.jit(loss)
         for i, j in np.ndindex(*outputs.shape):
             moved = np.zeros_like(outputs)
             moved[i, j] = step
             slope = (loss(outputs + moved) - loss(outputs - moved)) / (2 * step)
-            assert found[i, j] == pytest.approx(float(slope), rel=1e-6, abs=1e-8)
+            assert result[i, j] == pytest.approx(float(slope), rel=1e-6, abs=1e-8)
 
 
 def test_binary_tasks_alone_take_the_path_they_took_before_there_were_kinds():
     outputs, labels, weights = case(200, ("binary",) * 3)
-    found = losses.elementwise(outputs, labels, ("binary",) * 3)
-    np.testing.assert_array_equal(found, losses.logistic(outputs, labels))
+    result = losses.elementwise(outputs, labels, ("binary",) * 3)
+    np.testing.assert_array_equal(result, losses.logistic(outputs, labels))
     program = jax.make_jaxpr(losses.elementwise, static_argnums=2)
     alone = jax.make_jaxpr(losses.logistic)(outputs, labels)
     assert str(program(outputs, labels, ("binary",) * 3)) == str(alone)
     mixed = losses.elementwise(*(np.repeat(a, 2, 1) for a in (outputs, labels)), KINDS[1:])
-    np.testing.assert_array_equal(mixed[:, 0], found[:, 0])
+    np.testing.assert_array_equal(mixed[:, 0], result[:, 0])
     assert metrics.batch_sums(outputs, labels, weights, ("binary",) * 3).spread.tolist() == [0] * 3
 
 
@@ -124,22 +124,22 @@ def test_the_poisson_loss_and_its_gradient_are_finite_and_right_in_float32(x, y)
     wide, label = float(x), float(y)
     low = min(wide, LIMIT)
     expected = loss_by_hand("count", low, label) + (math.exp(LIMIT) - label) * (wide - low)
-    found, slope = jax.value_and_grad(losses.poisson)(x, y)
-    assert found.dtype == slope.dtype == np.float32
+    result, slope = jax.value_and_grad(losses.poisson)(x, y)
+    assert result.dtype == slope.dtype == np.float32
     # Rounding x to float32 changes the expected count by this much.
     error = 4e-7 * max(1, abs(low)) * max(math.exp(low), label)
-    assert float(found) == pytest.approx(expected, rel=2e-6, abs=error * 1e-3 + 1e-30)
+    assert float(result) == pytest.approx(expected, rel=2e-6, abs=error * 1e-3 + 1e-30)
     assert float(slope) == pytest.approx(math.exp(low) - label, rel=2e-6, abs=error + 1e-30)
-    assert found >= 0
+    assert result >= 0
 
 
 @pytest.mark.parametrize("y", [1, 100, 10_000, 1_000_000])
 def test_the_poisson_loss_keeps_its_digits_where_the_prediction_is_nearly_right(y):
     """exp(x) - y x is then a difference below the precision of float32."""
     x = np.float32(math.log(y) + 0.01)
-    found = losses.poisson(x, np.float32(y))
+    result = losses.poisson(x, np.float32(y))
     exact = float(y) * (math.expm1(float(x) - math.log(y)) - (float(x) - math.log(y)))
-    assert float(found) == pytest.approx(exact, rel=1e-3)
+    assert float(result) == pytest.approx(exact, rel=1e-3)
 
 
 def test_kinds_of_another_number_of_tasks_are_rejected():
@@ -179,10 +179,10 @@ def test_exact_metrics_are_those_of_sklearn():
     outputs, labels, weights = case()
     for i, kind in enumerate(KINDS):
         columns = outputs[:, i], labels[:, i], weights[:, i]
-        found = exact_metrics.exact(*columns, kind)
-        assert set(found) == FIELDS[kind] | {"calibration", "examples"}
-        assert all(type(v) in (int, float) for v in found.values())
-        assert found == pytest.approx(by_sklearn(kind, *columns), rel=1e-9)
+        result = exact_metrics.exact(*columns, kind)
+        assert set(result) == FIELDS[kind] | {"calibration", "examples"}
+        assert all(type(v) in (int, float) for v in result.values())
+        assert result == pytest.approx(by_sklearn(kind, *columns), rel=1e-9)
 
 
 def test_sums_over_batches_give_the_metrics_of_all_examples():
@@ -194,12 +194,12 @@ def test_sums_over_batches_give_the_metrics_of_all_examples():
     on_devices = jax.tree.map(lambda *sums: sum(sums), *parts)
     on_host = jax.tree.map(lambda *sums: sum(sums), *map(metrics.to_host, parts))
     for sums in (on_devices, on_host, batch_sums(outputs, labels, weights, KINDS)):
-        found = metrics.from_sums(sums, KINDS)
+        result = metrics.from_sums(sums, KINDS)
         for i, kind in enumerate(KINDS):
             expected = by_sklearn(kind, outputs[:, i], labels[:, i], weights[:, i])
-            auc = found[i].pop("auc", None)
+            auc = result[i].pop("auc", None)
             assert auc == pytest.approx(expected.pop("auc", None), abs=2e-3)
-            assert found[i] == pytest.approx(expected, rel=2e-5)
+            assert result[i] == pytest.approx(expected, rel=2e-5)
 
 
 @pytest.mark.parametrize("mean", [10, 60, 300, 600, 2000])
@@ -210,11 +210,11 @@ def test_what_sums_cannot_show_of_labels_far_from_0_is_nan(mean, kind):
     outputs = np.log(labels + 1) if kind == "count" else labels + r.normal(0, 0.7, 4096)
     outputs, weights = outputs.astype("f4"), np.ones(4096, "f4")
     sums = metrics.batch_sums(*(a[:, None] for a in (outputs, labels, weights)), [kind])
-    (found,) = metrics.from_sums(sums, [kind])
+    (result,) = metrics.from_sums(sums, [kind])
     name = {"real": "normalized_squared_error", "count": "normalized_deviance"}[kind]
     expected = exact_metrics.exact(outputs, labels, weights, kind)[name]
-    assert np.isnan(found[name]) == (mean >= {"real": 300, "count": 2000}[kind])
-    assert np.isnan(found[name]) or found[name] == pytest.approx(expected, rel=0.01)
+    assert np.isnan(result[name]) == (mean >= {"real": 300, "count": 2000}[kind])
+    assert np.isnan(result[name]) or result[name] == pytest.approx(expected, rel=0.01)
 
 
 def test_counts_above_the_limit_are_predicted_and_judged_as_they_are_trained():
@@ -224,11 +224,11 @@ def test_counts_above_the_limit_are_predicted_and_judged_as_they_are_trained():
         losses.predictions(outputs[:, None], ["count"])[:, 0],
         rtol=1e-6,
     )
-    found = exact_metrics.exact(outputs, labels, np.ones(5), "count")
+    result = exact_metrics.exact(outputs, labels, np.ones(5), "count")
     sums = metrics.batch_sums(outputs[:, None], labels[:, None], np.ones((5, 1), "f4"), ["count"])
     (expected,) = metrics.from_sums(sums, ["count"])
     for name in ("deviance", "calibration"):
-        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+        assert result[name] == pytest.approx(expected[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("kinds", [("binary", "binary"), KINDS], ids=["binary", "all"])
@@ -261,11 +261,11 @@ def test_sums_keep_float64():
     with jax.enable_x64(True):
         sums = metrics.batch_sums(*map(jnp.asarray, arrays), KINDS)
         assert {a.dtype for a in jax.tree.leaves(sums[1:])} == {np.dtype(np.float64)}
-        found = metrics.from_sums(sums, KINDS)
+        result = metrics.from_sums(sums, KINDS)
     for i, kind in enumerate(KINDS):
         expected = exact_metrics.exact(*(a[:, i] for a in arrays), kind)
         for field in FIELDS[kind] - {"auc"}:
-            assert found[i][field] == pytest.approx(expected[field], rel=1e-10)
+            assert result[i][field] == pytest.approx(expected[field], rel=1e-10)
 
 
 @settings(max_examples=100, deadline=None)
@@ -308,14 +308,14 @@ def test_the_constant_prediction_is_the_mean_label():
         mean = np.average(y.astype(np.float64), weights=w)
         output = np.full(len(y), np.log(mean) if kind == "count" else mean)
         expected = exact_metrics.exact(output, y, w, kind)
-        found = exact_metrics.constant(y, w, kind)
-        assert found == pytest.approx(expected, rel=1e-9)
-        assert found["calibration"] == 1.0
-        assert found[f"normalized_{METRICS[kind][0].name}"] == 1.0
+        result = exact_metrics.constant(y, w, kind)
+        assert result == pytest.approx(expected, rel=1e-9)
+        assert result["calibration"] == 1.0
+        assert result[f"normalized_{METRICS[kind][0].name}"] == 1.0
         # It is the minimum over all constants.
         for other in (output - 0.01, output + 0.01):
             name = METRICS[kind][0].name
-            assert exact_metrics.exact(other, y, w, kind)[name] > found[name]
+            assert exact_metrics.exact(other, y, w, kind)[name] > result[name]
 
 
 def test_what_is_undefined_is_nan():
@@ -334,13 +334,13 @@ def test_what_is_undefined_is_nan():
         empty = np.zeros(0)
         rows = np.zeros((0, 1), np.float32)
         sums = batch_sums(rows, rows, rows, (kind,))
-        for found in (
+        for result in (
             exact_metrics.exact(empty, empty, empty, kind),
             exact_metrics.constant(empty, empty, kind),
             *metrics.from_sums(sums, [kind]),
         ):
-            assert found.pop("examples") == 0
-            assert all(math.isnan(v) for v in found.values())
+            assert result.pop("examples") == 0
+            assert all(math.isnan(v) for v in result.values())
 
 
 def test_sums_in_float32_do_not_show_a_spread_that_they_have_lost():
@@ -349,13 +349,13 @@ def test_sums_in_float32_do_not_show_a_spread_that_they_have_lost():
     for _ in range(8):  # the remaining difference is sometimes above 0
         labels = (r.uniform(1e6, 2e6) + r.normal(size=(1000, 1))).astype(np.float32)
         sums = batch_sums(labels + 1, labels, ones, ("real",))
-        (found,) = metrics.from_sums(sums, ("real",))
-        assert math.isnan(found["normalized_squared_error"])
-        assert found["squared_error"] == pytest.approx(1, rel=1e-3)
+        (result,) = metrics.from_sums(sums, ("real",))
+        assert math.isnan(result["normalized_squared_error"])
+        assert result["squared_error"] == pytest.approx(1, rel=1e-3)
     labels = (10 + r.normal(size=(1000, 1))).astype(np.float32)
-    (found,) = metrics.from_sums(batch_sums(labels + 1, labels, ones, ("real",)), ("real",))
+    (result,) = metrics.from_sums(batch_sums(labels + 1, labels, ones, ("real",)), ("real",))
     expected = exact_metrics.exact(labels[:, 0] + 1, labels[:, 0], ones[:, 0], "real")
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert result == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -370,10 +370,10 @@ def test_sums_in_float32_do_not_show_a_spread_that_they_have_lost():
 )
 def test_of_counts_near_one_sums_show_a_spread_only_where_they_have_it(labels, weights, is_told):
     y, w = (np.array(a, np.float32)[:, None] for a in (labels, weights))
-    (found,) = metrics.from_sums(batch_sums(np.zeros_like(y), y, w, ("count",)), ("count",))
+    (result,) = metrics.from_sums(batch_sums(np.zeros_like(y), y, w, ("count",)), ("count",))
     expected = exact_metrics.exact(0 * y[:, 0], y[:, 0], w[:, 0], "count")["normalized_deviance"]
-    told = found["normalized_deviance"]
-    assert told == pytest.approx(expected, rel=4e-3) if is_told else math.isnan(told)
+    lines = result["normalized_deviance"]
+    assert lines == pytest.approx(expected, rel=4e-3) if is_told else math.isnan(lines)
 
 
 def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
@@ -382,9 +382,9 @@ def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
         more = [
             np.append(a, [[b]], axis=0).astype(np.float32) for a, b in ((x, wild), (y, 3), (w, 0))
         ]
-        found = metrics.from_sums(batch_sums(*more, (kind,)), [kind])
+        result = metrics.from_sums(batch_sums(*more, (kind,)), [kind])
         alone = metrics.from_sums(batch_sums(x, y, w, (kind,)), [kind])
-        assert found[0] == pytest.approx(alone[0], rel=1e-6)
+        assert result[0] == pytest.approx(alone[0], rel=1e-6)
         more[0][-1] = np.nan
         exact = exact_metrics.exact(*(a[:, 0] for a in more), kind)
         assert exact == exact_metrics.exact(x[:, 0], y[:, 0], w[:, 0], kind)
@@ -394,10 +394,10 @@ def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
 def test_calibration_buckets_hold_predictions_and_labels_of_their_kind(kind):
     x, y, w = (a[:, 0] for a in case(500, (kind,)))
     kept = w > 0
-    found = exact_metrics.calibration_buckets(x, y, w, kind, buckets=4)
+    result = exact_metrics.calibration_buckets(x, y, w, kind, buckets=4)
     order = np.argsort(x[kept], kind="stable")
     start = 0
-    for bucket in found:
+    for bucket in result:
         part = order[start : start + bucket["examples"]]
         start += bucket["examples"]
         predicted = x[kept][part].astype(np.float64)
@@ -408,7 +408,7 @@ def test_calibration_buckets_hold_predictions_and_labels_of_their_kind(kind):
         assert bucket["predicted"] == pytest.approx(np.average(predicted, weights=weight))
         assert bucket["observed"] == pytest.approx(np.average(y[kept][part], weights=weight))
     assert start == kept.sum()
-    assert len(found) == 4
+    assert len(result) == 4
 
 
 def test_predictions_are_probabilities_numbers_and_expected_counts():

@@ -59,13 +59,13 @@ def by_sklearn(p, score, y, w):
 
 def test_exact_metrics_are_those_of_sklearn():
     x, y, w = (a[:, 0] for a in clicks())
-    found = exact_metrics.exact(x, y, w)
-    assert set(found) == FIELDS
-    assert all(type(v) in (int, float) for v in found.values())
+    result = exact_metrics.exact(x, y, w)
+    assert set(result) == FIELDS
+    assert all(type(v) in (int, float) for v in result.values())
     expected = by_sklearn(sigmoid(x), x, y, w)
-    assert among(found, expected) == pytest.approx(expected, rel=1e-9)
-    found = exact_metrics.exact_from_probabilities(sigmoid(x), y, w)
-    assert among(found, expected) == pytest.approx(expected, rel=1e-9)
+    assert among(result, expected) == pytest.approx(expected, rel=1e-9)
+    result = exact_metrics.exact_from_probabilities(sigmoid(x), y, w)
+    assert among(result, expected) == pytest.approx(expected, rel=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
@@ -78,17 +78,17 @@ def test_exact_metrics_are_those_of_sklearn():
 )
 def test_exact_metrics_are_those_of_sklearn_with_many_ties(rows):
     x, y, w = (np.array(c, np.float32) for c in zip(*rows, strict=True))
-    found = exact_metrics.exact(x, y, w)
+    result = exact_metrics.exact(x, y, w)
     kept = w > 0
     if len(set(y[kept])) == 2:
         expected = by_sklearn(sigmoid(x[kept]), x[kept], y[kept], w[kept])
-        assert among(found, expected) == pytest.approx(expected, rel=1e-9)
+        assert among(result, expected) == pytest.approx(expected, rel=1e-9)
     else:
-        assert math.isnan(found["auc"])
-        assert math.isnan(found["normalized_entropy"])
-        assert found["examples"] == kept.sum()
-        assert math.isnan(found["logloss"]) == (not kept.any())
-        assert math.isnan(found["calibration"]) == (not y[kept].any())
+        assert math.isnan(result["auc"])
+        assert math.isnan(result["normalized_entropy"])
+        assert result["examples"] == kept.sum()
+        assert math.isnan(result["logloss"]) == (not kept.any())
+        assert math.isnan(result["calibration"]) == (not y[kept].any())
 
 
 def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
@@ -98,16 +98,16 @@ def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
 
 
 def test_logloss_is_exact_for_logits_far_beyond_the_range_of_probabilities():
-    found = exact_metrics.exact([800.0, -800.0, 40.0], [0, 1, 1], [1, 1, 2])
-    assert found["logloss"] == pytest.approx((1600 + 2 * math.exp(-40)) / 4, rel=1e-12)
+    result = exact_metrics.exact([800.0, -800.0, 40.0], [0, 1, 1], [1, 1, 2])
+    assert result["logloss"] == pytest.approx((1600 + 2 * math.exp(-40)) / 4, rel=1e-12)
     right = exact_metrics.exact([40.0, -40.0], [1, 0], [1, 1])
     assert right["logloss"] == pytest.approx(math.exp(-40), rel=1e-9)
     assert right["auc"] == 1.0
 
 
 def test_the_order_of_saturated_logits_still_counts():
-    found = exact_metrics.exact([100.0, 101.0, 102.0], [0, 1, 1], [1, 1, 1])
-    assert found["auc"] == 1.0
+    result = exact_metrics.exact([100.0, 101.0, 102.0], [0, 1, 1], [1, 1, 1])
+    assert result["auc"] == 1.0
 
 
 def test_infinite_and_missing_logits_give_values_not_exceptions():
@@ -130,19 +130,19 @@ def test_the_constant_prediction_is_the_mean_label():
     _, y, w = (a[:, 0] for a in clicks())
     mean = np.average(y.astype(np.float64), weights=w)
     expected = exact_metrics.exact_from_probabilities(np.full(len(y), mean), y, w)
-    found = exact_metrics.constant(y, w)
-    assert found == pytest.approx(expected, rel=1e-9)
-    assert (found["auc"], found["calibration"]) == (0.5, 1.0)
-    assert found["normalized_entropy"] == pytest.approx(1.0)
+    result = exact_metrics.constant(y, w)
+    assert result == pytest.approx(expected, rel=1e-9)
+    assert (result["auc"], result["calibration"]) == (0.5, 1.0)
+    assert result["normalized_entropy"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("y", "calibration"), [([0.0, 0.0], math.nan), ([1.0, 1.0], 1.0)])
 def test_the_constant_prediction_of_one_class_is_undefined_where_it_must_be(y, calibration):
-    found = exact_metrics.constant(y, [1.0, 2.0])
-    assert found["logloss"] == 0.0
-    assert found["calibration"] == pytest.approx(calibration, nan_ok=True)
-    assert math.isnan(found["auc"])
-    assert math.isnan(found["normalized_entropy"])
+    result = exact_metrics.constant(y, [1.0, 2.0])
+    assert result["logloss"] == 0.0
+    assert result["calibration"] == pytest.approx(calibration, nan_ok=True)
+    assert math.isnan(result["auc"])
+    assert math.isnan(result["normalized_entropy"])
 
 
 def test_no_examples_give_nan_everywhere():
@@ -154,9 +154,9 @@ def test_no_examples_give_nan_everywhere():
         exact_metrics.constant(column, column),
         *from_sums(batch_sums(empty, empty, empty)),
     ]
-    for found in results:
-        assert found.pop("examples") == 0
-        assert all(math.isnan(v) for v in found.values())
+    for result in results:
+        assert result.pop("examples") == 0
+        assert all(math.isnan(v) for v in result.values())
     assert exact_metrics.calibration_buckets(column, column, column) == []
 
 
@@ -179,13 +179,13 @@ def sums_of(logits, labels, weights, batch=1000):
 def test_sums_over_batches_give_nearly_the_exact_metrics_of_each_task(spread, error):
     logits, labels, weights = clicks(tasks=3, spread=spread)
     weights[:, 2] = 1
-    found = from_sums(sums_of(logits, labels, weights))
+    result = from_sums(sums_of(logits, labels, weights))
     for task in range(3):
         exact = exact_metrics.exact(logits[:, task], labels[:, task], weights[:, task])
-        assert found[task]["auc"] == pytest.approx(exact["auc"], abs=error)
+        assert result[task]["auc"] == pytest.approx(exact["auc"], abs=error)
         for field in FIELDS - {"auc"}:
-            assert found[task][field] == pytest.approx(exact[field], rel=2e-5)
-        assert type(found[task]["examples"]) is int
+            assert result[task][field] == pytest.approx(exact[field], rel=2e-5)
+        assert type(result[task]["examples"]) is int
 
 
 def test_the_histogram_holds_each_weight_once_by_task_label_and_bin():
@@ -196,9 +196,9 @@ def test_the_histogram_holds_each_weight_once_by_task_label_and_bin():
     edges[0], edges[-1] = -np.inf, np.inf
     for task in range(2):
         for label in (0, 1):
-            mine = labels[:, task] == label
-            bins = np.clip(np.searchsorted(edges, logits[mine, task], side="right") - 1, 0, 1023)
-            expected = np.bincount(bins, weights[mine, task], minlength=metrics.BINS)
+            local = labels[:, task] == label
+            bins = np.clip(np.searchsorted(edges, logits[local, task], side="right") - 1, 0, 1023)
+            expected = np.bincount(bins, weights[local, task], minlength=metrics.BINS)
             np.testing.assert_allclose(h[task, label], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -219,8 +219,8 @@ def test_a_metric_that_is_a_mean_is_the_same_from_sums_and_from_all_examples(mon
     expected = np.average(abs(sigmoid(x) - y), weights=w)
     assert summed["error"] == pytest.approx(expected, rel=1e-5)
     assert exact_metrics.exact(x, y, w)["error"] == pytest.approx(expected, rel=1e-12)
-    found = exact_metrics.exact_from_probabilities(sigmoid(x), y, w)
-    assert found["error"] == pytest.approx(expected, rel=1e-12)
+    result = exact_metrics.exact_from_probabilities(sigmoid(x), y, w)
+    assert result["error"] == pytest.approx(expected, rel=1e-12)
     rate = np.average(y, weights=w)
     constant = np.average(abs(rate - y), weights=w)
     assert exact_metrics.constant(y, w)["error"] == pytest.approx(constant, rel=1e-12)
@@ -242,11 +242,11 @@ def test_calibration_buckets_hold_equally_many_examples_by_prediction():
     x, y, w = (a[:, 0] for a in clicks(1003))
     x = np.arange(1003, dtype=np.float32)[np.random.default_rng(0).permutation(1003)] / 500
     w[:] = np.random.default_rng(1).random(1003) + 0.1
-    found = exact_metrics.calibration_buckets(x, y, w)
-    assert len(found) == 10
+    result = exact_metrics.calibration_buckets(x, y, w)
+    assert len(result) == 10
     order = np.argsort(x)
     start = 0
-    for bucket in found:
+    for bucket in result:
         assert bucket["examples"] in (100, 101)
         part = order[start : start + bucket["examples"]]
         start += bucket["examples"]
@@ -306,14 +306,14 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
         traffic, sums = sums_of(*part)
         np.testing.assert_allclose(traffic, sample_weight[start : start + 1000], rtol=1e-5)
         total = sums if total is None else merged(metrics.to_host(total), sums)
-    for task, found in enumerate(from_sums(total)):
+    for task, result in enumerate(from_sums(total)):
         x, y, w = logits[:, task], labels[:, task], sample_weight[:, task]
         expected = by_sklearn(sigmoid(x), x, y, w)
         exact = exact_metrics.exact(x, y, w)
         assert among(exact, expected) == pytest.approx(expected, rel=1e-9)
         auc = expected.pop("auc")
-        assert found.pop("auc") == pytest.approx(auc, abs=1e-3)
-        assert among(found, expected) == pytest.approx(expected, rel=1e-4)
+        assert result.pop("auc") == pytest.approx(auc, abs=1e-3)
+        assert among(result, expected) == pytest.approx(expected, rel=1e-4)
         plain = by_sklearn(sigmoid(x), x, y, weights[:, task])
         assert abs(plain["calibration"] / expected["calibration"] - 1) > 0.5
 

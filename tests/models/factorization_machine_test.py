@@ -38,19 +38,19 @@ def random_params(model, of):
 
 
 def test_logits_are_weights_and_products_of_all_pairs():
-    given = inputs()
+    arguments = inputs()
     model = build(scales=SCALES, cross_scale=0.3)
-    params = random_params(model, given)
-    logits, _ = model.apply(params, {}, given, train=True)
+    params = random_params(model, arguments)
+    logits, _ = model.apply(params, {}, arguments, train=True)
     for row in range(ROWS):
-        vectors, mask = given.sequences["s"]
+        vectors, mask = arguments.sequences["s"]
         filled = [v for v, is_filled in zip(vectors[row], mask[row], strict=True) if is_filled]
         mean = np.mean(filled, axis=0) if filled else np.zeros(DIM)
-        parts = [SCALES["a"] * given.vectors["a"][row]]
-        parts += [SCALES["b"] * v for v in given.vectors["b"][row]]
+        parts = [SCALES["a"] * arguments.vectors["a"][row]]
+        parts += [SCALES["b"] * v for v in arguments.vectors["b"][row]]
         parts += [SCALES["s"] * mean]
         factors = [part[TASKS:] for part in parts]
-        numbers = np.array([given.dense["x"][row], given.dense["y"][row]])
+        numbers = np.array([arguments.dense["x"][row], arguments.dense["y"][row]])
         factors += [x * u for x, u in zip(numbers, params["factors"], strict=True)]
         pairs = sum(a * b for a, b in itertools.combinations(factors, 2))
         expected = params["bias"] + sum(part[:TASKS] for part in parts)
@@ -59,10 +59,10 @@ def test_logits_are_weights_and_products_of_all_pairs():
 
 
 def test_a_table_of_as_many_numbers_as_tasks_is_a_linear_model():
-    given = Inputs.of({}, {"a": jnp.ones((ROWS, TASKS))})
-    params, _ = build().init(jax.random.key(0), given)
+    arguments = Inputs.of({}, {"a": jnp.ones((ROWS, TASKS))})
+    params, _ = build().init(jax.random.key(0), arguments)
     assert set(params) == {"bias"}
-    logits, _ = build(scales={"a": 3.0}).apply(params, {}, given, train=False)
+    logits, _ = build(scales={"a": 3.0}).apply(params, {}, arguments, train=False)
     np.testing.assert_array_equal(logits, np.full((ROWS, TASKS), 3.0))
 
 

@@ -42,8 +42,8 @@ def looked_up(seed=0):
             "ids": rng.normal(size=(B, stack.places, stack.dim)).astype(np.float32),
             "lists": rng.normal(size=(B, len(stack.lists), stack.dim)).astype(np.float32),
         }
-        found = rng.integers(0, 9, (B, stack.places)).astype(np.int32)
-        ids[stack.name] = np.where(rng.random(found.shape) < 0.4, PAD, found)
+        result = rng.integers(0, 9, (B, stack.places)).astype(np.int32)
+        ids[stack.name] = np.where(rng.random(result.shape) < 0.4, PAD, result)
     return floats, vectors, ids
 
 
@@ -63,8 +63,8 @@ def test_every_feature_is_there_by_its_name():
     np.testing.assert_array_equal(inputs.vectors["pair"], read[:, 1:3])
     np.testing.assert_array_equal(inputs.vectors["tags"], vectors["dim2"]["lists"][:, 0])
     for name, places in (("seen", slice(3, 6)), ("bought", slice(6, 8))):
-        found, mask = inputs.sequences[name]
-        np.testing.assert_array_equal(found, read[:, places])
+        result, mask = inputs.sequences[name]
+        np.testing.assert_array_equal(result, read[:, places])
         np.testing.assert_array_equal(mask, rows[:, places] != PAD)
     with pytest.raises(InputError, match=r"inputs.vectors must have .* 'usr': .*nearest is 'user'"):
         inputs.vectors["usr"]
@@ -79,12 +79,12 @@ def test_all_features_stand_side_by_side_in_the_order_of_their_names():
         if kind == "float":
             expected = inputs.dense[feature]
         elif kind == "sequence":
-            found, mask = inputs.sequences[feature]
+            result, mask = inputs.sequences[feature]
             count = np.maximum(mask.sum(axis=1), 1)
-            expected = (found * mask[:, :, None]).sum(axis=1)[:, coordinate] / count
+            expected = (result * mask[:, :, None]).sum(axis=1)[:, coordinate] / count
         else:
-            found = inputs.vectors[feature]
-            expected = (found[:, place] if found.ndim == 3 else found)[:, coordinate]
+            result = inputs.vectors[feature]
+            expected = (result[:, place] if result.ndim == 3 else result)[:, coordinate]
         np.testing.assert_allclose(flat[:, i], expected, rtol=1e-6)
 
 
@@ -102,9 +102,9 @@ def test_all_features_stand_side_by_side_in_the_order_of_their_names():
 def test_what_is_not_read_is_not_in_the_program(read, operations):
     batch = looked_up()
     program = jax.make_jaxpr(lambda *batch: jax.tree.leaves(read(inputs_of_batch(*batch))))
-    found = collections.Counter(e.primitive.name for e in program(*batch).jaxpr.eqns)
-    del found["squeeze"], found["reshape"]
-    assert found == operations
+    result = collections.Counter(e.primitive.name for e in program(*batch).jaxpr.eqns)
+    del result["squeeze"], result["reshape"]
+    assert result == operations
 
 
 def test_inputs_pass_through_programs_and_have_shapes():
@@ -114,8 +114,8 @@ def test_inputs_pass_through_programs_and_have_shapes():
     jax.tree.map(np.testing.assert_array_equal, again, inputs)
     shapes = inputs.shapes(1)
     assert shapes.all_dense.shape == (1, 2)
-    expected, found = (jax.tree.leaves(x.zeros()) for x in (model_inputs(LAYOUT), shapes))
-    assert list(map(np.shape, found)) == list(map(np.shape, expected))
+    expected, result = (jax.tree.leaves(x.zeros()) for x in (model_inputs(LAYOUT), shapes))
+    assert list(map(np.shape, result)) == list(map(np.shape, expected))
     by_name = Inputs.of(inputs.dense, inputs.vectors, inputs.sequences)
     np.testing.assert_array_equal(by_name.features, inputs.features)
 
@@ -171,8 +171,8 @@ def test_the_ranker_reports_each_axis_that_grows_with_its_inputs(config):
     for name, shape in before.items():
         reading = {} if isinstance(axes.get(name, {}), str) else axes.get(name, {})
         for axis, parts in reading.items():
-            own = sum(part for part in parts if isinstance(part, int))
-            assert shape[axis] == own + sum(lengths.get(part, 0) for part in parts), name
+            alone = sum(part for part in parts if isinstance(part, int))
+            assert shape[axis] == alone + sum(lengths.get(part, 0) for part in parts), name
     for group, more in grown.items():
         after = shapes_of(model, inputs(**more))
         for name, shape in before.items():

@@ -224,7 +224,7 @@ def test_examples_of_weight_0_do_not_count_in_batch_norm(counted):
     weights = np.zeros(len(floats), np.float32)
     weights[counted] = len(floats) / max(len(counted), 1)
     share = models.Share(weights=weights, counted=np.float32(len(counted)))
-    _, found = model.apply(params, state, inputs_of(floats, vectors, share=share), train=True)
+    _, result = model.apply(params, state, inputs_of(floats, vectors, share=share), train=True)
     expected = state
     if counted:
         others = inputs_of(floats[counted], [v[counted] for v in vectors])
@@ -233,7 +233,7 @@ def test_examples_of_weight_0_do_not_count_in_batch_norm(counted):
         norm = expected["batch_stats"]["tower"]["norm_0"]
         alone = moments["batch_stats"]["tower"]["norm_0"]
         np.testing.assert_allclose(norm["var"], 0.75 + 0.25 * alone["var"], rtol=1e-5)
-    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-5), found, expected)
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-5), result, expected)
 
 
 def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
@@ -272,9 +272,9 @@ def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
         check_vma=False,
     )
     expected = jax.grad(loss)(params, floats, models.Share())
-    found = jax.jit(run)(params, floats)
+    result = jax.jit(run)(params, floats)
     jax.tree.map(
-        lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-3, atol=1e-4), found, expected
+        lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-3, atol=1e-4), result, expected
     )
 
 
@@ -359,11 +359,11 @@ def pcg3d(x, y, z):
 def test_random_bits_are_those_of_the_published_hash():
     key = jax.random.key(5)
     first, second = (int(w) for w in jax.random.bits(key, (2,), jnp.uint32))
-    found = np.asarray(random_bits(key, jnp.array([0, 3, 2**31 - 1], jnp.int32), 4))
+    result = np.asarray(random_bits(key, jnp.array([0, 3, 2**31 - 1], jnp.int32), 4))
     expected = [
         [pcg3d((n + first) % 2**32, unit, second) for unit in range(4)] for n in (0, 3, 2**31 - 1)
     ]
-    assert found.tolist() == expected
+    assert result.tolist() == expected
 
 
 def test_random_bits_look_independent_over_keys_examples_and_units():

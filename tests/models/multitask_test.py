@@ -87,12 +87,12 @@ def test_stacked_layers_are_the_layers_one_by_one(shape):
             4,
             5,
         )
-        found = layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
+        result = layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
     groups = 1 if x.ndim == 2 else shape[1]
     for number in range(6):
         read = x if x.ndim == 2 else x[:, number // (6 // groups)]
         expected = read @ kernel[number] + bias[number]
-        np.testing.assert_allclose(found[:, number], expected, rtol=1e-10)
+        np.testing.assert_allclose(result[:, number], expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("multitask", ["mmoe", "ple"])
@@ -187,10 +187,10 @@ def exactly(*logits):
 
 def test_the_logit_of_a_conversion_is_that_of_click_times_conversion():
     pairs = np.array([(a, b) for a in GRID for b in GRID], np.float32)
-    found = joint_logits(jnp.asarray(pairs), (-1, 0))
-    np.testing.assert_array_equal(found[:, 0], pairs[:, 0])
+    result = joint_logits(jnp.asarray(pairs), (-1, 0))
+    np.testing.assert_array_equal(result[:, 0], pairs[:, 0])
     exact = [exactly(*pair) for pair in pairs.tolist()]
-    np.testing.assert_allclose(found[:, 1], [value for value, _ in exact], rtol=1e-6, atol=2e-7)
+    np.testing.assert_allclose(result[:, 1], [value for value, _ in exact], rtol=1e-6, atol=2e-7)
     slopes = jax.grad(lambda x: joint_logits(x, (-1, 0))[:, 1].sum())(jnp.asarray(pairs))
     np.testing.assert_allclose(slopes, [slope for _, slope in exact], rtol=2e-5, atol=1e-30)
 
@@ -200,12 +200,12 @@ def test_chains_of_parents_are_multiplied_to_the_end_in_any_order_of_tasks():
     rows = r.normal(size=(20, 4), scale=20).astype(np.float32)
     parents = (2, 0, -1, 2)
     chains = [(0, 2), (1, 0, 2), (2,), (3, 2)]
-    found = joint_logits(jnp.asarray(rows), parents)
+    result = joint_logits(jnp.asarray(rows), parents)
     jacobian = jax.vmap(jax.jacrev(lambda x: joint_logits(x[None], parents)[0]))(rows)
     for example, row in enumerate(rows.tolist()):
         for task, chain in enumerate(chains):
             value, slopes = exactly(*(row[i] for i in chain))
-            np.testing.assert_allclose(found[example, task], value, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(result[example, task], value, rtol=1e-5, atol=1e-6)
             expected = np.zeros(4)
             expected[list(chain)] = slopes
             np.testing.assert_allclose(jacobian[example, task], expected, rtol=1e-4, atol=1e-30)

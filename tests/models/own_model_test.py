@@ -68,16 +68,16 @@ def test_a_run_that_is_resumed_is_equal_to_the_bit(folder):
 
 def test_it_is_evaluated_predicts_and_is_exported(folder, capsys):
     workdir = f"--workdir={folder / 'run'}"
-    found = result(capsys, "evaluate", workdir)
-    assert found["metrics"]["click/logloss"] < 1
+    results = result(capsys, "evaluate", workdir)
+    assert results["metrics"]["click/logloss"] < 1
     cli.run(["predict", workdir, f"--output={folder / 'p.parquet'}", MODELS])
     predicted = pq.read_table(folder / "p.parquet")["predicted_click"].to_numpy()
     assert len(predicted) == 1000
     cli.run(["export", workdir, f"--output={folder / 'out'}", "--format=files", MODELS])
     layers = np.load(folder / "out" / "layers.npz")
     assert set(layers) >= {"bias", "params.tower.kernel", "params.head.bias"}
-    told = json.loads((folder / "out" / "export.json").read_text())["model"]
-    assert (told["name"], told["tasks"], told["ids"], told["width"]) == ("own", 2, ["c0"], 8)
+    lines = json.loads((folder / "out" / "export.json").read_text())["model"]
+    assert (lines["name"], lines["tasks"], lines["ids"], lines["width"]) == ("own", 2, ["c0"], 8)
 
 
 def test_it_starts_from_a_run_with_one_feature_less(folder):
@@ -104,8 +104,8 @@ def test_it_starts_from_a_run_with_one_feature_less(folder):
 def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
     pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
     config = f"--config={folder / 'one.py'}"
-    found = result(capsys, "compile", config, "--config.mesh.devices=0", "--topology=v3-8")
-    (one,) = found["topologies"]
+    results = result(capsys, "compile", config, "--config.mesh.devices=0", "--topology=v3-8")
+    (one,) = results["topologies"]
     assert one["fits"] is True
     assert one["flops"] > 0
 

@@ -70,7 +70,7 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
     """With silu: the slope of relu jumps where rounding moves a unit over its corner."""
     floats, vectors = rankers.random_input(batch=64, dims=(4, 4))
     mix = np.random.default_rng(3).normal(size=(64, 2)).astype(np.float32)
-    found = {}
+    result = {}
     for precision in ("highest", rounding):
         model = models.build(
             tasks=2, mlp_units=(32,), activation="silu", precision=precision, **config
@@ -83,8 +83,8 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
 
         grads, (logits, new) = jax.jit(jax.grad(loss, has_aux=True))(params, state)
         assert {a.dtype for a in jax.tree.leaves((grads, logits, new))} == {np.dtype("float32")}
-        found[precision] = logits, jnp.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
-    for exact, rounded, most in zip(*found.values(), limits, strict=True):
+        result[precision] = logits, jnp.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
+    for exact, rounded, most in zip(*result.values(), limits, strict=True):
         distance = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
         assert 1e-5 < distance < most
 
@@ -125,8 +125,8 @@ def test_a_mixed_layer_adds_up_in_float32_and_rounds_what_it_gives_to_others(for
 
     def of(x, kernel, bias, x0):
         more = dict(x0=x0, past=x0) if form == "cross" else {}
-        found = layer(x, kernel, bias, "mixed_bfloat16", form, **more)
-        return found[0] if form == "cross" else found
+        result = layer(x, kernel, bias, "mixed_bfloat16", form, **more)
+        return result[0] if form == "cross" else result
 
     y, back = jax.vjp(of, x, kernel, bias, x0)
     of_x, of_kernel, of_bias, of_x0 = back(jnp.ones_like(y))
@@ -153,8 +153,8 @@ def test_a_bfloat16_product_rounds_its_factors_and_the_gradient_that_comes_in(sh
     y, back = jax.vjp(lambda x, k: product(x, k, "bfloat16"), x, kernel)
     a, b, c = rounded(x), rounded(kernel), rounded(g)
     expected = a @ b, c @ b.swapaxes(-1, -2), a.swapaxes(-1, -2) @ c
-    for found, wanted in zip((y, *back(g)), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+    for result, wanted in zip((y, *back(g)), expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["highest", "bfloat16"])
@@ -173,8 +173,8 @@ def test_sums_in_parts_are_those_of_the_whole(leading, examples, size, width, pr
 
     compiled = jax.jit(all_of, compiler_options=compiler_options(precision, "cpu"))
     expected = x @ kernel, g @ kernel.swapaxes(-1, -2), x.swapaxes(-1, -2) @ g
-    for found, wanted in zip(compiled(x, kernel, g), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)  # whole numbers, so whatever the order
+    for result, wanted in zip(compiled(x, kernel, g), expected, strict=True):
+        np.testing.assert_array_equal(result, wanted)  # whole numbers, so whatever the order
 
 
 # y, the gradient of x, and that of the kernel.
@@ -242,14 +242,14 @@ for n, size, width in shapes:
         of = functools.partial(ours, precision)
         print(*bits(of, precision, *arrays), *bits(plain, "highest", *arrays))
 """
-    found = []
+    result = []
     for threads in (2, 3, 32):
         settings = {"PJRT_NPROC": str(threads), "JAXRANK_NATIVE": str(int(by_native))}
         env = os.environ | settings | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code, *precisions]
-        told = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-        found.append([line.split() for line in told.stdout.splitlines()])
-    ours, plain = ([[line[part] for line in one] for one in found] for part in PARTS)
+        lines = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+        result.append([line.split() for line in lines.stdout.splitlines()])
+    ours, plain = ([[line[part] for line in one] for one in result] for part in PARTS)
     assert ours[0] == ours[1] == ours[2]
     assert plain[0] != plain[2]
 

@@ -113,11 +113,11 @@ def test_vectors_are_added_as_by_xla(count, dim, order, given):
     ],
 )
 def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
-    own = count // 3
+    alone = count // 3
     row = jnp.asarray(ids(count, rows))
-    rest = count - own
+    rest = count - alone
     pieces = [
-        IndexedVectors(own, jnp.asarray(floats(own, dim))),
+        IndexedVectors(alone, jnp.asarray(floats(alone, dim))),
         IndexedVectors(
             rest,
             jnp.asarray(floats(200, dim, seed=5)),
@@ -343,13 +343,13 @@ def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
 @pytest.mark.parametrize(("examples", "precision"), zip([100, 5_000], PRECISIONS, strict=True))
 def test_a_product_of_several_is_that_product_alone(examples, precision):
     """The factors are on one device, or on one device each."""
-    given = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
+    inputs = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
     of = functools.partial(_with_gradients, precision=precision)
     rows = jax.P("device")
     mesh = jax.make_mesh((4,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
     shared = jax.shard_map(of, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
-    found = of(*given), jax.vmap(of)(*given), jax.jit(shared)(*given)
-    alone = [of(*(array[i] for array in given)) for i in range(4)]
+    found = of(*inputs), jax.vmap(of)(*inputs), jax.jit(shared)(*inputs)
+    alone = [of(*(array[i] for array in inputs)) for i in range(4)]
     for one in found:
         for together, *each in zip(one, *alone, strict=True):
             assert_same_bits(together, np.stack(each))
@@ -385,8 +385,8 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch
     compiler.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler))
-    told = told_missing()
-    assert told == f"{compiler} could not compile rows.cc: no such option"
+    lines = told_missing()
+    assert lines == f"{compiler} could not compile rows.cc: no such option"
     assert list((tmp_path / "cache" / "jaxrank").iterdir()) == []
 
 
@@ -401,7 +401,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-O0"))  # the code is not run
-    made = native._library("rows")
+    outputs = native._library("rows")
     monkeypatch.setenv("CXX", "false")
-    assert native._library("rows") == made
-    assert list((tmp_path / "jaxrank").iterdir()) == [made]
+    assert native._library("rows") == outputs
+    assert list((tmp_path / "jaxrank").iterdir()) == [outputs]

@@ -40,23 +40,23 @@ def plan(capsys, *args):
 
 
 def test_a_plan_reports_all_that_is_asked_of_it(capsys):
-    found, err = plan(capsys, *ON_EIGHT)
-    assert found["devices"] == 8
-    assert found["fits"] is True
-    assert found["over_bytes"] == 0
-    assert found["memory_bytes"] == 2**30
-    assert len(found["bytes_per_device"]) == len(found["lookups_per_device"]) == 8
-    assert set(found["bytes_per_device"]) == {sum(found["bytes_by_kind"].values())}
-    lookups = np.array(found["lookups_per_device"])
+    result, err = plan(capsys, *ON_EIGHT)
+    assert result["devices"] == 8
+    assert result["fits"] is True
+    assert result["over_bytes"] == 0
+    assert result["memory_bytes"] == 2**30
+    assert len(result["bytes_per_device"]) == len(result["lookups_per_device"]) == 8
+    assert set(result["bytes_per_device"]) == {sum(result["bytes_by_kind"].values())}
+    lookups = np.array(result["lookups_per_device"])
     assert lookups.min() > 0
-    assert 1 < found["imbalance"] <= found["largest_imbalance"] < 8
-    assert 0 < found["buffer_use"] < 1
-    assert found["capacity"]["dim8"] % 8 == 0
-    assert found["rounds"]["dim8"] >= 1
-    assert found["fullest_over_mean"]["dim8"] > 1
-    assert found["exchanged_bytes_per_step"] > 0
-    assert found["error"] == ""
-    tables = {t["name"]: t for t in found["tables"]}
+    assert 1 < result["imbalance"] <= result["largest_imbalance"] < 8
+    assert 0 < result["buffer_use"] < 1
+    assert result["capacity"]["dim8"] % 8 == 0
+    assert result["rounds"]["dim8"] >= 1
+    assert result["fullest_over_mean"]["dim8"] > 1
+    assert result["exchanged_bytes_per_step"] > 0
+    assert result["error"] == ""
+    tables = {t["name"]: t for t in result["tables"]}
     assert list(tables) == ["c0", "c1", "l0", "l1"]
     assert tables["c0"]["rows"] == 300
     assert tables["c0"]["dim"] == 8
@@ -96,8 +96,8 @@ def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys,
     assert f"sample of {other / 'train'}" in err
     lines = []
     c = tiny.config()  # as `compile` does
-    found = run_data.locate(c.data, c.features, c.source, run, inherits=True)
-    plans.open_data(found, "", lines.append)
+    result = run_data.locate(c.data, c.features, c.source, run, inherits=True)
+    plans.open_data(result, "", lines.append)
     assert lines == [f"Reading a sample of {store / 'train'}"]
 
 
@@ -110,10 +110,10 @@ def test_a_vocabulary_is_planned_from_its_store(capsys, tmp_path):
     store = tmp_path / "store"
     cli.run(["prepare", f"--config={TINY}", f"--output={store}", *encoding])
     capsys.readouterr()
-    found, _ = plan(capsys, *ON_EIGHT, *encoding, f"--config.data.store={store}")
-    (table,) = [t for t in found["tables"] if t["name"] == "c0"]
+    result, _ = plan(capsys, *ON_EIGHT, *encoding, f"--config.data.store={store}")
+    (table,) = [t for t in result["tables"] if t["name"] == "c0"]
     assert table["replicated_rows"] > 2
-    assert found["warnings"] == [] or "falling" not in found["warnings"][0]
+    assert result["warnings"] == [] or "falling" not in result["warnings"][0]
 
 
 def test_counted_bytes_are_those_of_the_state_that_a_run_makes(tmp_path):
@@ -126,16 +126,16 @@ def test_counted_bytes_are_those_of_the_state_that_a_run_makes(tmp_path):
     def size(tree):
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
-    found = planned.cost.bytes
-    assert found.tables == sum(size(t.rows) for t in state.tables.values())
-    assert found.accumulators == sum(size(t.slots) for t in state.tables.values())
-    assert found.dense == 2 * size(state.params) + size((state.model_state, state.opt_state))
+    result = planned.cost.bytes
+    assert result.tables == sum(size(t.rows) for t in state.tables.values())
+    assert result.accumulators == sum(size(t.slots) for t in state.tables.values())
+    assert result.dense == 2 * size(state.params) + size((state.model_state, state.opt_state))
     batch = built.program.shape.struct(planned.cost.layout)
     # The plan sizes lists by their distribution, the run by its largest group.
-    assert found.batches >= 3 * config.steps_per_execution * size(batch)
-    assert found.buffers == 0
+    assert result.batches >= 3 * config.steps_per_execution * size(batch)
+    assert result.buffers == 0
     # Layers of 16, 2 tasks and cross layers on the input. At least their outputs are kept.
-    assert found.activations > 128 * (16 + 2) * 4
+    assert result.activations > 128 * (16 + 2) * 4
 
 
 def test_bytes_of_a_device_fall_with_the_devices_and_replicas_keep_them(capsys):
@@ -143,9 +143,9 @@ def test_bytes_of_a_device_fall_with_the_devices_and_replicas_keep_them(capsys):
     tables = {}
     for devices, replicas in ((1, 1), (2, 1), (8, 1), (8, 4)):
         mesh = (f"--devices={devices}", f"--replicas={replicas}")
-        found, _ = plan(capsys, *args, *mesh)
-        tables[devices, replicas] = found["bytes_by_kind"]["tables"]
-        assert found["replicas"] == replicas
+        result, _ = plan(capsys, *args, *mesh)
+        tables[devices, replicas] = result["bytes_by_kind"]["tables"]
+        assert result["replicas"] == replicas
     assert tables[1, 1] == 2 * tables[2, 1] == 8 * tables[8, 1] == 2 * tables[8, 4]
 
 
@@ -184,7 +184,7 @@ def test_bytes_are_those_of_each_buffer_and_each_collective():
         to_other_owners + to_other_replica + 2 * 7 / 8 * summed
     )
 
-    found = budget.device_bytes(
+    result = budget.device_bytes(
         planned,
         make_row_optimizer("sgd"),
         partition,
@@ -197,21 +197,21 @@ def test_bytes_are_those_of_each_buffer_and_each_collective():
     at_owner = 2 * 4 * 16 * (number + row + row)  # gathered from both replicas, and summed
     # 16 rows of 8 numbers are a line of 128, so 40 rows are stored as 48. 5,000 rows are stored as
     # 16,384: 1,024 groups of whole lines.
-    assert found.buffers == both_ways + at_owner + 48 * (row + number)
-    assert found.tables == 48 * row + 16384 // 4 * row
-    assert found.accumulators == 0
-    assert found.vectors == 3 * (64 // 8) * 2 * row
-    assert found.activations == 8 * 10
+    assert result.buffers == both_ways + at_owner + 48 * (row + number)
+    assert result.tables == 48 * row + 16384 // 4 * row
+    assert result.accumulators == 0
+    assert result.vectors == 3 * (64 // 8) * 2 * row
+    assert result.activations == 8 * 10
 
 
 def test_placements_are_mixed_freely(capsys):
-    found, _ = plan(
+    result, _ = plan(
         capsys,
         *ON_EIGHT,
         "--config.embedding.placement=rows",
         "--config.embedding.placements={'c*': 'auto', 'l0': 'replicated'}",
     )
-    placement = {t["name"]: (t["placement"], t["replicated_rows"]) for t in found["tables"]}
+    placement = {t["name"]: (t["placement"], t["replicated_rows"]) for t in result["tables"]}
     assert placement["c1"] == ("replicated", 40)
     assert placement["l0"] == ("replicated", 60)
     assert placement["l1"] == ("rows", 0)
@@ -267,8 +267,8 @@ def test_nothing_is_promised_where_nothing_helps():
 
 
 def test_a_device_that_is_nearly_full_is_reported(capsys):
-    found, _ = plan(capsys, *ON_EIGHT)
-    memory = f"--memory={round(found['bytes_per_device'][0] / 0.95)}"
+    result, _ = plan(capsys, *ON_EIGHT)
+    memory = f"--memory={round(result['bytes_per_device'][0] / 0.95)}"
     full, err = plan(capsys, *ON_EIGHT, memory)
     assert full["fits"] is True
     assert "a device needs 95% of its memory" in full["warnings"][0]
@@ -377,8 +377,8 @@ def test_what_cannot_be_planned_is_rejected(args, message):
     ],
 )
 def test_names_of_slices_and_gpus_say_how_many_devices_of_which_memory(name, devices, gibibytes):
-    found = topology.topology(name)
-    assert (found.devices, found.hbm_bytes) == (devices, gibibytes * 2**30)
+    result = topology.topology(name)
+    assert (result.devices, result.hbm_bytes) == (devices, gibibytes * 2**30)
 
 
 def test_a_number_that_no_slice_has_is_rejected():
@@ -421,17 +421,17 @@ def power_law(exponent, devices, batches, placement="auto"):
 
 @pytest.mark.parametrize(("exponent", "devices"), [(1.05, 32), (1.5, 128)])
 def test_devices_serve_alike_under_a_power_law(exponent, devices):
-    found = power_law(exponent, devices, batches=10)
-    tables = found.cost.plan.tables
+    result = power_law(exponent, devices, batches=10)
+    tables = result.cost.plan.tables
     assert len(tables) == 26
     assert (tables[0].rows, tables[-1].rows) == (10, 40_000_000)
-    assert found.batch_size == 131_072
-    assert found.replay.imbalance <= 1.05
-    assert max(found.replay.rounds.values()) == 1
-    assert found.warnings == ()
+    assert result.batch_size == 131_072
+    assert result.replay.imbalance <= 1.05
+    assert max(result.replay.rounds.values()) == 1
+    assert result.warnings == ()
 
 
 def test_without_the_hottest_rows_on_every_device_one_serves_too_much():
-    found = power_law(1.5, 128, batches=4, placement="rows")
-    assert found.replay.imbalance > 1.08
-    assert "the busiest device serves 1." in found.warnings[0]
+    result = power_law(1.5, 128, batches=4, placement="rows")
+    assert result.replay.imbalance > 1.08
+    assert "the busiest device serves 1." in result.warnings[0]

@@ -71,7 +71,7 @@ def mixed_parts(count=3, examples=8, seed=0):
 
 def test_measured_reads_are_those_of_plain_loops():
     parts = mixed_parts()
-    found = traffic.measure(Pieces(mixed_schema(), parts), examples=1000)
+    result = traffic.measure(Pieces(mixed_schema(), parts), examples=1000)
     expected = {"item": collections.Counter(), "user": collections.Counter()}
     expected["tag"] = collections.Counter()
     for ids, lists in parts:
@@ -80,19 +80,19 @@ def test_measured_reads_are_those_of_plain_loops():
             expected["item"].update([a, b, *history[:2]])
             expected["user"].update([user])
             expected["tag"].update(tags)
-    assert found.examples == 24
+    assert result.examples == 24
     for name, counts in expected.items():
         counts.pop(int(PAD), None)
         rows = sorted(counts)
-        np.testing.assert_array_equal(found.tables[name].rows, rows)
-        np.testing.assert_array_equal(found.tables[name].counts, [counts[r] for r in rows])
+        np.testing.assert_array_equal(result.tables[name].rows, rows)
+        np.testing.assert_array_equal(result.tables[name].counts, [counts[r] for r in rows])
 
 
 def test_a_sample_is_spread_over_the_data_and_no_larger_than_asked():
     reads = Pieces(mixed_schema(), mixed_parts(count=10))
-    found = traffic.measure(reads, examples=24)
-    assert found.examples == 24
-    assert found.parts.tolist() == [0, 4, 9]
+    result = traffic.measure(reads, examples=24)
+    assert result.examples == 24
+    assert result.parts.tolist() == [0, 4, 9]
 
 
 def test_batches_leave_the_sample_out_and_then_begin_again():
@@ -167,8 +167,8 @@ def test_the_chance_of_a_row_is_its_share_of_all_ways_to_draw():
     draws = list(itertools.combinations(range(examples), share))
     for count in range(examples + 1):
         hits = sum(any(e < count for e in draw) for draw in draws)
-        (found,) = frequency.chance(np.array([count]), examples, share)
-        assert found == pytest.approx(hits / len(draws), abs=1e-12)
+        (result,) = frequency.chance(np.array([count]), examples, share)
+        assert result == pytest.approx(hits / len(draws), abs=1e-12)
 
 
 def test_a_row_is_certain_where_a_share_is_as_large_as_the_sample():
@@ -180,8 +180,8 @@ def test_expected_different_rows_are_those_of_simulated_steps():
     random = np.random.default_rng(0)
     sample = traffic_of(random, {"a": (5000, 1.2)}, examples=60_000)
     expected = frequency.chance(sample.tables["a"].counts, 60_000, 700).sum()
-    found = [len(np.unique(power_law(random, 5000, 1.2, 700))) for _ in range(200)]
-    assert expected == pytest.approx(np.mean(found), rel=0.01)
+    result = [len(np.unique(power_law(random, 5000, 1.2, 700))) for _ in range(200)]
+    assert expected == pytest.approx(np.mean(result), rel=0.01)
 
 
 def test_falling_counts_are_those_of_pooled_violators():
@@ -254,20 +254,20 @@ def schema_of(tables, encoding="integer"):
 
 def test_auto_keeps_small_and_hot_tables_whole_and_splits_the_others():
     plan = plan_of(TABLES)
-    found = {t.name: t for t in plan.tables}
-    assert list(found) == list(TABLES)
-    assert {n: t.placement for n, t in found.items()} == {
+    result = {t.name: t for t in plan.tables}
+    assert list(result) == list(TABLES)
+    assert {n: t.placement for n, t in result.items()} == {
         "tiny": "replicated", "even": "replicated", "big": "rows", "other": "rows",
     }  # fmt: skip
-    assert found["tiny"].reason == "at most 64 rows"
-    assert found["even"].reason == "each row is read by 90% of the devices in each step"
-    count = found["big"].replicated_rows
-    assert found["big"].reason.startswith(f"the hottest {count} rows on every device: read by")
+    assert result["tiny"].reason == "at most 64 rows"
+    assert result["even"].reason == "each row is read by 90% of the devices in each step"
+    count = result["big"].replicated_rows
+    assert result["big"].reason.startswith(f"the hottest {count} rows on every device: read by")
     hot = plan.hot["dim16"]
     assert hot.replicated_tables == ("tiny", "even")
     assert set(hot.hot_rows) == {"big", "other"}
     merged = collections.Counter(hot.hot_rows[: hot.replicated])
-    assert merged == {"big": count, "other": found["other"].replicated_rows}
+    assert merged == {"big": count, "other": result["other"].replicated_rows}
 
 
 def test_hot_rows_are_merged_by_how_often_they_are_read():
@@ -294,11 +294,11 @@ def test_expected_lookups_of_split_rows_are_those_of_simulated_steps():
     random = np.random.default_rng(5)
     for table in plan.tables:
         rows, exponent = TABLES[table.name]
-        found = []
+        result = []
         for _ in range(100):
             drawn = np.unique(power_law(random, rows, exponent, 1000))
-            found.append((drawn >= table.replicated_rows).sum())
-        assert table.unique == pytest.approx(np.mean(found), rel=0.02, abs=0.5)
+            result.append((drawn >= table.replicated_rows).sum())
+        assert table.unique == pytest.approx(np.mean(result), rel=0.02, abs=0.5)
     assert plan.unique["dim16"] == pytest.approx(sum(t.unique for t in plan.tables))
 
 
@@ -322,7 +322,7 @@ def test_rows_of_missing_and_unknown_values_do_not_hide_the_hot_ones_behind_them
     sample = traffic_of(np.random.default_rng(0), tables, 40_000)
     reads = sample.tables["big"]
     moved = TableReads(reads.rows + np.int32(2), reads.counts)  # rows 0 and 1 are never read
-    (found,) = planner.make_plan(
+    (result,) = planner.make_plan(
         schema_of({"big": (100_002, 1.3)}, "vocabulary"),
         {"big": 16},
         sample._replace(tables={"big": moved}),
@@ -330,8 +330,8 @@ def test_rows_of_missing_and_unknown_values_do_not_hide_the_hot_ones_behind_them
         share=1000,
         placement_of={"big": "auto"},
     ).hot.values()
-    assert len(found.hot_rows) == len(plain.hot_rows) + 2
-    assert found.replicated == plain.replicated + 2
+    assert len(result.hot_rows) == len(plain.hot_rows) + 2
+    assert result.replicated == plain.replicated + 2
 
 
 def test_hot_rows_that_are_not_in_front_are_reported():
@@ -365,15 +365,15 @@ def test_a_placement_that_is_asked_for_is_taken():
     plan = plan_of(TABLES, asked={"big": "rows", "other": "replicated", "tiny": "rows"})
     hot = plan.hot["dim16"]
     assert hot == ReplicatedRows(replicated_tables=("even", "other"))
-    found = {t.name: (t.placement, t.replicated_rows, t.reason) for t in plan.tables}
-    assert found["big"] == ("rows", 0, "set by the config")
-    assert found["other"] == ("replicated", 9000, "set by the config")
-    assert found["tiny"] == ("rows", 0, "set by the config")
+    result = {t.name: (t.placement, t.replicated_rows, t.reason) for t in plan.tables}
+    assert result["big"] == ("rows", 0, "set by the config")
+    assert result["other"] == ("replicated", 9000, "set by the config")
+    assert result["tiny"] == ("rows", 0, "set by the config")
 
 
 def test_patterns_say_which_tables_a_placement_is_for():
-    found = planner.placements(["a1", "a2", "b"], "auto", {"a*": "rows", "a2": "replicated"})
-    assert found == {"a1": "rows", "a2": "replicated", "b": "auto"}
+    result = planner.placements(["a1", "a2", "b"], "auto", {"a*": "rows", "a2": "replicated"})
+    assert result == {"a1": "rows", "a2": "replicated", "b": "auto"}
     with pytest.raises(InputError, match=r"embedding.placements: 'c\*' must match a table.*a1"):
         planner.placements(["a1"], "auto", {"c*": "rows"})
 
@@ -389,7 +389,7 @@ def test_a_replay_counts_what_plain_loops_count(replicas, shards):
     planned = layout(schema, dict.fromkeys(rows, 16), {"dim16": hot})
     parts = mixed_parts(count=5, examples=16)
     reads = Pieces(schema, parts)
-    found = replay(
+    result = replay(
         planned,
         [reads.read(i) for i in range(5)],
         replicas=replicas,
@@ -403,14 +403,14 @@ def test_a_replay_counts_what_plain_loops_count(replicas, shards):
     for ids, lists in parts:
         asked = collections.Counter()  # (replica, sender, owner)
         for device in range(4):
-            mine = set()
+            local = set()
             for example in range(device * 4, device * 4 + 4):
                 a, b, user = ids[example].tolist()
                 history, tags = lists[example]
                 pairs = [("item", a), ("item", b), ("user", user)]
                 pairs += [("item", r) for r in history[:2]] + [("tag", r) for r in tags]
-                mine |= {place[pair] for pair in pairs if pair[1] != PAD}
-            for row in mine:
+                local |= {place[pair] for pair in pairs if pair[1] != PAD}
+            for row in local:
                 if row >= replicated:
                     owner = int(group(np.array([row - replicated]))[0]) * shards // GROUPS
                     asked[device // shards, device % shards, owner] += 1
@@ -424,12 +424,12 @@ def test_a_replay_counts_what_plain_loops_count(replicas, shards):
         all_rounds.append(-(-max(asked.values()) // 4))
         sent += sum(asked.values())
         places += buckets * 4 * all_rounds[-1]
-    np.testing.assert_allclose(found.lookups, np.mean(served, axis=0))
-    assert found.imbalance == pytest.approx(np.mean(imbalances))
-    assert found.largest_imbalance == pytest.approx(max(imbalances))
-    assert found.fullest["dim16"] == pytest.approx(np.mean(fullest))
-    assert found.rounds["dim16"] == np.mean(all_rounds) > 1
-    assert found.buffer_use == pytest.approx(sent / places)
+    np.testing.assert_allclose(result.lookups, np.mean(served, axis=0))
+    assert result.imbalance == pytest.approx(np.mean(imbalances))
+    assert result.largest_imbalance == pytest.approx(max(imbalances))
+    assert result.fullest["dim16"] == pytest.approx(np.mean(fullest))
+    assert result.rounds["dim16"] == np.mean(all_rounds) > 1
+    assert result.buffer_use == pytest.approx(sent / places)
 
 
 def test_a_replay_without_split_rows_is_even():
@@ -437,7 +437,7 @@ def test_a_replay_without_split_rows_is_even():
     hot = {"dim16": ReplicatedRows(("item", "user", "tag"))}
     planned = layout(schema, dict.fromkeys(("item", "user", "tag"), 16), hot)
     batch = Pieces(schema, mixed_parts(count=1)).read(0)
-    found = replay(planned, [batch], replicas=1, shards=4, capacities={})
-    assert found.imbalance == 1
-    assert found.lookups.tolist() == [0, 0, 0, 0]
-    assert np.isnan(found.buffer_use)
+    result = replay(planned, [batch], replicas=1, shards=4, capacities={})
+    assert result.imbalance == 1
+    assert result.lookups.tolist() == [0, 0, 0, 0]
+    assert np.isnan(result.buffer_use)

@@ -17,15 +17,15 @@ def test_long_curves_are_means_of_parts_and_evaluations_stay_whole(tmp_path, mon
         if step % 400 == 0:
             lines.append({"step": step, "kind": "valid", "seconds": step / 2, "click/auc": 0.5})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = history.read(path)
-    curve = found.train["loss"]
+    result = history.read(path)
+    curve = result.train["loss"]
     assert len(curve.steps) == history._POINTS
     # Every second line is read, and 4 of them are joined: steps 1, 3, 5 and 7 first.
     np.testing.assert_allclose(curve.values[:2], [4.0, 12.0])
     np.testing.assert_allclose(curve.steps, curve.values)
     np.testing.assert_allclose(curve.seconds, curve.steps / 2)
-    assert np.isnan(found.train["late"].values).all()
-    assert found.valid["click/auc"].steps.tolist() == [400, 800, 1200]
+    assert np.isnan(result.train["late"].values).all()
+    assert result.valid["click/auc"].steps.tolist() == [400, 800, 1200]
 
 
 def test_a_run_without_records_has_no_curves(tmp_path):

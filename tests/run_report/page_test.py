@@ -165,8 +165,8 @@ def test_a_browser_shows_the_page_without_errors_requests_or_sideways_scrolling(
 def test_the_command_writes_one_page_for_several_runs(runs, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cli.run(["report", *map(str, runs), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found == {"output": str(tmp_path / "report.html"), "runs": [str(run) for run in runs]}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"output": str(tmp_path / "report.html"), "runs": [str(run) for run in runs]}
     shown = text_of(parsed((tmp_path / "report.html").read_text()), "config")
     assert "Differences between the runs" in shown
 

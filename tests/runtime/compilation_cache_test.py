@@ -100,10 +100,10 @@ def test_a_directory_that_others_write_is_not_used(undecided, mode):
 
 
 def test_the_cache_of_a_cpu_is_of_one_kind_of_processor(monkeypatch):
-    here = compilation_cache.directory("cpu")
+    current = compilation_cache.directory("cpu")
     monkeypatch.setattr(compilation_cache.native, "processor", lambda: "another")
-    assert compilation_cache.directory("cpu") != here
-    assert compilation_cache.directory("cpu").parent == here.parent
+    assert compilation_cache.directory("cpu") != current
+    assert compilation_cache.directory("cpu").parent == current.parent
 
 
 def test_the_entries_that_were_written_first_are_removed(tmp_path, monkeypatch):

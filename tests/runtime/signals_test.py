@@ -181,8 +181,8 @@ def test_a_second_ctrl_c_ends_a_command_that_waits(tmp_path):
 
 
 def test_an_interrupted_command_waits_for_no_thread(tmp_path):
-    found = end(begin(tmp_path, [_COMMAND], "a thread works"))
-    assert found == (130, "", "jaxrank: interrupted\n")
+    result = end(begin(tmp_path, [_COMMAND], "a thread works"))
+    assert result == (130, "", "jaxrank: interrupted\n")
 
 
 _DROPPED = """

@@ -118,8 +118,8 @@ def test_parquet_parts_without_rows_are_passed_over(tmp_path):
         store.split("train"),
         open_direct(dict(tasks=[CLICK], categorical=ids), source).split("train"),
     ):
-        found = [block.ids for block in split.blocks()]
-        assert np.concatenate(found)[:, 0].tolist() == [1, 2, 0, 2, 0]
+        result = [block.ids for block in split.blocks()]
+        assert np.concatenate(result)[:, 0].tolist() == [1, 2, 0, 2, 0]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "checksum"])
@@ -223,8 +223,8 @@ def test_parquet_types_that_differ(tmp_path):
     # What no feature names may be of any type, or not there, and all in any order.
     pq.write_table(pa.table({"z": [1], "price": [2.5], "label": [1]}), tmp_path / "b.parquet")
     store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", dense=FLOATS)
-    found = np.concatenate([block.dense[:, 0] for block in store.split("train").blocks()])
-    assert found.tolist() == [1.5, 2.5]
+    result = np.concatenate([block.dense[:, 0] for block in store.split("train").blocks()])
+    assert result.tolist() == [1.5, 2.5]
 
 
 # Lines.
@@ -289,8 +289,8 @@ def test_bad_mask(tmp_path, bad, found):
 @pytest.mark.parametrize("bad", ["-1", "inf", "x", ""])
 def test_bad_example_weight(tmp_path, bad):
     task = CLICK | dict(weight="m")
-    found = repr(bad) if bad else "an empty value"
-    with rejected(f"day.csv, row 3, column m: must be a finite number, 0 or more: found {found}"):
+    result = repr(bad) if bad else "an empty value"
+    with rejected(f"day.csv, row 3, column m: must be a finite number, 0 or more: found {result}"):
         run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
 
 
@@ -410,10 +410,10 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
         tmp_path / "x",
         report=lines.append,
     )
-    told = "".join(lines)
-    assert f"feature user: 50.0% of the first 2 values are {word!r}" in told
-    assert "feature tags: 100% of the first 4 ids end in a separator and a number" in told
-    assert "tags: 25.0% of the first 4 values begin or end with a space, such as ' d:1'" in told
+    reported = "".join(lines)
+    assert f"feature user: 50.0% of the first 2 values are {word!r}" in reported
+    assert "feature tags: 100% of the first 4 ids end in a separator and a number" in reported
+    assert "tags: 25.0% of the first 4 values begin or end with a space, such as ' d:1'" in reported
 
 
 NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]

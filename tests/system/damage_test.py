@@ -76,7 +76,7 @@ def check(whole, folder, kind, seed):
     shutil.copytree(workdir / "checkpoints" / "16", folder / "checkpoints" / "16")
     path = damage(folder / "checkpoints" / "16", kind, random.Random(seed))
     try:
-        found = restored(job, folder)
+        result = restored(job, folder)
     except InputError as error:
         text = str(error)
     else:
@@ -85,9 +85,9 @@ def check(whole, folder, kind, seed):
         assert str(folder / "checkpoints") in text
         return True
     # If the checkpoint were not recognised at all, the run would start from scratch.
-    assert found is not None, path
-    found = jax.device_get(found._replace(scratch={}))
-    jax.tree.map(np.testing.assert_array_equal, found, state)
+    assert result is not None, path
+    result = jax.device_get(result._replace(scratch={}))
+    jax.tree.map(np.testing.assert_array_equal, result, state)
     return False
 
 
@@ -103,11 +103,11 @@ def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
     real = Checkpoints._restored
 
     def one_bit_else(self, step, **parts):
-        found = real(self, step, **parts)
-        if "weights" in found.keys():  # noqa: SIM118 - not a dict
-            name, rows = next(iter(found["weights"].rows.items()))
-            found["weights"].rows[name] = rows.at[3, 5].multiply(1.0000001)
-        return found
+        result = real(self, step, **parts)
+        if "weights" in result.keys():  # noqa: SIM118 - not a dict
+            name, rows = next(iter(result["weights"].rows.items()))
+            result["weights"].rows[name] = rows.at[3, 5].multiply(1.0000001)
+        return result
 
     monkeypatch.setattr(Checkpoints, "_restored", one_bit_else)
     with pytest.raises(InputError, match=r"16/weights: arrays must .*damaged in \.rows\['dim8'\]"):
@@ -124,13 +124,13 @@ def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
     ],
 )
 def test_what_orbax_leaves_of_a_restore_that_failed_is_not_reported_again(file, is_told):
-    names, told = {}, []
+    names, lines = {}, []
     exec(compile("async def read(): pass", file, "exec"), names)
     left = names["read"]()
-    found = SimpleNamespace(object=left, exc_value=Exception("while reading array index"))
-    _unraisable(found, told.append)
+    result = SimpleNamespace(object=left, exc_value=Exception("while reading array index"))
+    _unraisable(result, lines.append)
     left.close()
-    assert told == [found] * is_told
+    assert lines == [result] * is_told
 
 
 def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_path):
@@ -141,10 +141,10 @@ def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_
     with pytest.raises(InputError, match="checkpoints/16: this checkpoint is damaged"):
         train(c, tmp_path / "copy", report=lambda text: None)
     assert sorted(p.name for p in (tmp_path / "copy/checkpoints").iterdir()) == ["16", "8"]
-    told = []
-    train(c, tmp_path / "copy", report=told.append, allow_older_checkpoint=True)
-    assert any("Checkpoint 16 is damaged" in text for text in told)
-    assert any("Resuming after step 8 instead" in text for text in told)
+    lines = []
+    train(c, tmp_path / "copy", report=lines.append, allow_older_checkpoint=True)
+    assert any("Checkpoint 16 is damaged" in text for text in lines)
+    assert any("Resuming after step 8 instead" in text for text in lines)
     assert [p.name for p in (tmp_path / "copy/damaged").iterdir()] == ["16"]
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), state)
     assert without_speed(records(tmp_path / "copy")) == without_speed(records(workdir))
@@ -167,10 +167,10 @@ def test_a_checksum_does_not_depend_on_how_the_array_is_split():
     from jaxrank import mesh as meshes
 
     array = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
-    found = {
+    result = {
         checksums([jax.device_put(array, meshes.example_sharding(meshes.make_mesh(devices=n)))])[
             "[0]"
         ]
         for n in (1, 2, 8)
     }
-    assert len(found) == 1
+    assert len(result) == 1

@@ -86,11 +86,11 @@ def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide
     if wide:
         stacked = jax.tree.map(widened, stacked)
     batch = meshes.put_batch(stacked, mesh, leading=1)
-    state, told = program.train(state, batch, np.int32(len(stacked.labels)))
+    state, lines = program.train(state, batch, np.int32(len(stacked.labels)))
     tables = by_table(step_spec.embedding, jax.device_get(state.tables))
-    rounds = max([int(found.rounds.max()) for found in told.exchange.values()], default=1)
+    rounds = max([int(result.rounds.max()) for result in lines.exchange.values()], default=1)
     average = state.average.params if c.ema_decay else ()
-    return jax.device_get((state.params, state.model_state, average, tables, told.loss)), rounds
+    return jax.device_get((state.params, state.model_state, average, tables, lines.loss)), rounds
 
 
 def widened(x):
@@ -113,11 +113,11 @@ def test_many_devices_give_the_model_of_one(variant, steps, bits, tolerance):
     settings = dict(steps=steps, wide=bits == 64)
     with jax.enable_x64(bits == 64):
         expected, _ = trained(row_optimizer, "rows", 1, 1, changes, **settings)
-        found, rounds = trained(row_optimizer, placement, devices, replicas, changes, **settings)
-    assert all(x.dtype == f"float{bits}" for x in jax.tree.leaves(found))
+        result, rounds = trained(row_optimizer, placement, devices, replicas, changes, **settings)
+    assert all(x.dtype == f"float{bits}" for x in jax.tree.leaves(result))
     if steps > 1 and placement in ("rows", "mixed") and devices // replicas < 8:
         assert rounds > 1, "buffers must have been too small for some step"
-    assert largest_difference(found, expected) < tolerance
+    assert largest_difference(result, expected) < tolerance
 
 
 def test_the_batches_of_these_tests_have_edges_padding_empty_and_full_lists():

@@ -60,14 +60,14 @@ def test_a_run_on_parquet_is_that_on_a_store_of_the_same_blocks(tmp_path):
         block_size=4096, report=lambda _: None,
     )  # fmt: skip
     stored = config_of(tmp_path, store=str(tmp_path / "store"))
-    found = train(direct, tmp_path / "a", report=lambda _: None, quiet=True)
+    result = train(direct, tmp_path / "a", report=lambda _: None, quiet=True)
     expected = train(stored, tmp_path / "b", report=lambda _: None, quiet=True)
-    assert found.metrics == expected.metrics
-    assert found.metrics["click"]["auc"] > 0.6
+    assert result.metrics == expected.metrics
+    assert result.metrics["click"]["auc"] > 0.6
     assert not (tmp_path / "a" / "data").exists()
 
     again = evaluate.evaluate(str(tmp_path / "a"))
-    assert again.metrics == found.metrics
+    assert again.metrics == result.metrics
     which = dict(checkpoint="newest", data="", split="")
     evaluate.predict(str(tmp_path / "a"), output=str(tmp_path / "p.parquet"), **which)
     raw = pq.read_table(tmp_path / "valid.parquet")

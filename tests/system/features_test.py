@@ -81,13 +81,13 @@ def batches(data):
         lay, mesh, row_optimizer=make_row_optimizer("sgd"), room={"dim8": 1.0}, init_std=1.0
     )
     tables = new_tables(embedding)
-    found = {}
+    result = {}
     for name, rows in splits.items():
         size = -(-len(rows) // MAX_GROUP) * MAX_GROUP
         ((batch, count),) = EvaluationBatches(store.split(name), lay, batch_size=size)
         assert count == len(rows)
-        found[name] = batch, lookup(embedding, tables, batch)[0]["dim8"]
-    return found, by_table(embedding, tables)
+        result[name] = batch, lookup(embedding, tables, batch)[0]["dim8"]
+    return result, by_table(embedding, tables)
 
 
 def split_rows(data, name):
@@ -142,10 +142,10 @@ class ByHand:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_vectors_are_those_of_the_raw_values(data, batches, split):
-    found, tables = batches
+    result, tables = batches
     by_hand = ByHand(split_rows(data, "train"), tables)
     rows = split_rows(data, split)
-    _, vectors = found[split]
+    _, vectors = result[split]
     ids, lists = np.asarray(vectors["ids"]), np.asarray(vectors["lists"])
     np.testing.assert_allclose(ids[: len(rows)], [by_hand.ids(r) for r in rows], atol=1e-6)
     np.testing.assert_allclose(lists[: len(rows)], [by_hand.lists(r) for r in rows], atol=1e-5)

@@ -39,12 +39,12 @@ def _train(store, workdir, told):
 
 def started(context, store, workdir):
     """A process that has begun to train."""
-    mine, its = context.Pipe(duplex=False)
+    local, its = context.Pipe(duplex=False)
     process = context.Process(target=_train, args=(str(store), str(workdir), its))
     process.start()
     its.close()
-    assert mine.poll(120)
-    mine.recv()
+    assert local.poll(120)
+    local.recv()
     return process
 
 
@@ -87,10 +87,10 @@ def test_a_run_killed_at_random_moments_equals_one_that_never_was(store, tmp_pat
     assert during_saves
     assert saved(workdir) == saved(tmp_path / "whole")
     for kind in ("train", "valid"):
-        found, expected = (
+        result, expected = (
             without_speed(records(path, kind)) for path in (workdir, tmp_path / "whole")
         )
-        assert found == expected
+        assert result == expected
 
 
 def forget(workdir: Path, draw):

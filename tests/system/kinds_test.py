@@ -77,12 +77,12 @@ def test_metrics_of_each_kind_are_written_and_the_first_task_picks_the_best(stor
     best = json.loads((workdir / "checkpoints" / "192" / "run" / "metadata").read_text())
     assert best["metric"] == result.metrics["visits"]["deviance"]
     (line,) = [line for line in lines if line.startswith("step 192")]
-    told = [
+    reported = [
         f"visits: deviance {result.metrics['visits']['deviance']:.5f}, normalized ",
         f"click: logloss {result.metrics['click']['logloss']:.5f}, AUC ",
         f"price: squared error {result.metrics['price']['squared_error']:.5f}, normalized ",
     ]
-    assert all(text in line for text in told)
+    assert all(text in line for text in reported)
     text = report.of_training(result, str(workdir))
     for words in (r"visits +deviance +normalized +calibration", r"price +squared error +normal"):
         assert re.search(words, text)
@@ -96,29 +96,29 @@ def test_scores_and_predictions_are_those_of_sklearn(store, finished, tmp_path):
                     data="", split="")  # fmt: skip
     table = pq.read_table(tmp_path / "p.parquet")
     raw = pa.csv.read_csv(store.parent / "valid.csv")
-    for name, found in scored.metrics.items():
+    for name, results in scored.metrics.items():
         label = raw[name].to_numpy()
         known = ~np.isnan(label)
         y, p = label[known], table[f"predicted_{name}"].to_numpy()[known]
         np.testing.assert_array_equal(table[f"label_{name}"].to_numpy(), label.astype(np.float32))
         w = raw["w"].to_numpy()[known] if name == "price" else np.ones(len(y))
         error = {"visits": mean_poisson_deviance, "price": mean_squared_error}.get(name, log_loss)
-        assert found[MAIN[name]] == pytest.approx(error(y, p, sample_weight=w), rel=1e-6)
-        assert found["calibration"] == pytest.approx((w * p).sum() / (w * y).sum(), rel=1e-6)
-        assert found["examples"] == (w > 0).sum()
+        assert results[MAIN[name]] == pytest.approx(error(y, p, sample_weight=w), rel=1e-6)
+        assert results["calibration"] == pytest.approx((w * p).sum() / (w * y).sum(), rel=1e-6)
+        assert results["examples"] == (w > 0).sum()
         buckets = scored.buckets[name]
-        assert sum(b["examples"] for b in buckets) == found["examples"]
+        assert sum(b["examples"] for b in buckets) == results["examples"]
         assert (max(b["predicted"] for b in buckets) > 1.5) == (name != "click")
         if name == "price":
             normalized = 1 - r2_score(y, p, sample_weight=w)
-            assert found["normalized_squared_error"] == pytest.approx(normalized, rel=1e-5)
+            assert results["normalized_squared_error"] == pytest.approx(normalized, rel=1e-5)
     assert "observed" in report.of_evaluation(scored)
 
 
 def test_means_over_days_are_weighted_by_examples():
     def day(deviance, examples):
-        found = {"deviance": deviance, "normalized_deviance": math.nan, "calibration": 1.0}
-        return {"visits": found | {"examples": examples}}
+        result = {"deviance": deviance, "normalized_deviance": math.nan, "calibration": 1.0}
+        return {"visits": result | {"examples": examples}}
 
     mean = days.mean([day(1.0, 30), day(2.0, 10)])["visits"]
     assert (mean["deviance"], mean["examples"]) == (1.25, 40)
@@ -179,13 +179,13 @@ def test_labels_are_read_as_their_kind_has_them(tmp_path, kind, column, expected
     (block,) = open_store(store.path).split("train").blocks()
     np.testing.assert_array_equal(block.labels[:, 0], np.float32(expected))
     known = np.float64(np.float32(expected)[~np.isnan(expected)])
-    found = store.split("train").statistics["tasks"]["y"]
+    result = store.split("train").statistics["tasks"]["y"]
     wanted = {"known": len(known), "positives": (known > 0).sum(), "pending": 0}
     if kind != "binary":
-        assert found.pop("kind") == kind
+        assert result.pop("kind") == kind
         wanted |= dict(mean=known.mean(), std=known.std())
         wanted |= dict(min=known.min(), max=known.max())
-    assert found == pytest.approx(wanted)
+    assert result == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,11 @@ def test_bad_labels_are_skipped_and_reported_one_by_one(tmp_path):
     (block,) = store.split("train").blocks()
     np.testing.assert_array_equal(block.labels[:, 0], np.float32([1, 2, np.nan, 4]))
     lines = (tmp_path / "store" / "rejected.jsonl").read_text().splitlines()
-    found = sorted((told["row"], told["column"], told["found"]) for told in map(json.loads, lines))
-    assert found == [(3, "y", "'-1'"), (5, "y", "'1.5'"), (7, "y", "'x'")]
+    result = sorted(
+        (reported["row"], reported["column"], reported["found"])
+        for reported in map(json.loads, lines)
+    )
+    assert result == [(3, "y", "'-1'"), (5, "y", "'1.5'"), (7, "y", "'x'")]
     assert store.split("train").statistics["tasks"]["y"]["known"] == 3
 
 
@@ -249,13 +252,13 @@ def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(c
     numbers = [dict(name=k, label=k, kind=k) for k in ("count", "real")]
     section = feature_spec(dict(tasks=[numbers[0], sampled, numbers[1]]))
     batch = pa.RecordBatch.from_pydict({name: [0, 1] for name in ("count", "c", "real")})
-    found = encode_labels(Chunk(batch, "day.parquet", numbered(1, 2)), section.tasks)
-    weights = np.ones((2, 3), np.float32) if found.weights is None else found.weights
+    result = encode_labels(Chunk(batch, "day.parquet", numbered(1, 2)), section.tasks)
+    weights = np.ones((2, 3), np.float32) if result.weights is None else result.weights
     logit_correction = (
-        np.zeros((2, 3), np.float32) if found.logit_correction is None else found.logit_correction
+        np.zeros((2, 3), np.float32) if result.logit_correction is None else result.logit_correction
     )
-    np.testing.assert_array_equal(found.labels, [[0, 0, 0], [1, 1, 1]])
-    traffic = sums.traffic_weights(weights, found.labels, logit_correction)
+    np.testing.assert_array_equal(result.labels, [[0, 0, 0], [1, 1, 1]])
+    traffic = sums.traffic_weights(weights, result.labels, logit_correction)
     np.testing.assert_allclose(traffic, [[1, 10, 1], [1, 1, 1]], rtol=1e-6)
 
 
@@ -283,8 +286,8 @@ def test_statistics_of_labels_of_all_parts_are_those_of_the_whole():
     whole = counted(labels, *kinds).summary()
     parts = [counted(labels[p], *kinds) for p in (slice(0, 100), slice(100, 850), slice(850, 900))]
     merged = stats.merged([json.loads(json.dumps(part.summary())) for part in parts])
-    for found in (whole, merged):
-        for i, (name, task) in enumerate(found["tasks"].items()):
+    for result in (whole, merged):
+        for i, (name, task) in enumerate(result["tasks"].items()):
             known = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
             wanted = {"known": len(known), "positives": (known > 0).sum(), "pending": 0}
             if kinds[i] != "binary":

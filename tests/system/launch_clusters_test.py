@@ -19,8 +19,8 @@ def cloud(tmp_path):
 
 def test_slurm_gets_a_process_for_each_gpu_and_may_queue_it_again(cloud):
     args = ("--nodes=2", "--gpus=8", "--cpus=12", "--time=1:00:00", "--program=printf")
-    found = cloud.run("slurm.sh", *args, "--", "%s\\0", "train", *HOSTILE)
-    assert found.returncode == 0, found.stderr
+    result = cloud.run("slurm.sh", *args, "--", "%s\\0", "train", *HOSTILE)
+    assert result.returncode == 0, result.stderr
     (call,) = cloud.calls("sbatch")
     wrap = call["flags"].pop("wrap")
     assert call["flags"] == {
@@ -35,21 +35,21 @@ def test_slurm_gets_a_process_for_each_gpu_and_may_queue_it_again(cloud):
         "requeue": "",
     }
     # sbatch runs it with sh.
-    found = subprocess.run(["sh", "-c", wrap], env=cloud.env, capture_output=True, check=True)
-    assert found.stdout.decode().removesuffix("\0").split("\0") == ["train", *HOSTILE]
+    result = subprocess.run(["sh", "-c", wrap], env=cloud.env, capture_output=True, check=True)
+    assert result.stdout.decode().removesuffix("\0").split("\0") == ["train", *HOSTILE]
     (step,) = cloud.calls("srun")
     assert step["flags"] == {"kill-on-bad-exit": "1", "cpus-per-task": "12"}
 
 
 @pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False), (0, False)])
 def test_a_job_that_must_end_waits_for_the_end_that_queues_it_again(status, waits, cloud):
-    found = cloud.run("slurm.sh", "--program=sh", "--", "-c", f"exit {status}")
-    assert found.returncode == 0, found.stderr
+    result = cloud.run("slurm.sh", "--program=sh", "--", "-c", f"exit {status}")
+    assert result.returncode == 0, result.stderr
     (call,) = cloud.calls("sbatch")
     script = f"sleep() {{ echo slept $1; }}; {call['flags']['wrap']}"
-    found = subprocess.run(["sh", "-c", script], env=cloud.env, capture_output=True, text=True)
-    assert found.returncode == status
-    assert found.stdout == ("slept 600\n" if waits else "")
+    result = subprocess.run(["sh", "-c", script], env=cloud.env, capture_output=True, text=True)
+    assert result.returncode == status
+    assert result.stdout == ("slept 600\n" if waits else "")
 
 
 HOST = {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
@@ -78,31 +78,31 @@ PRINTED = ("--program=sh", "--", "-c", 'env; printf "%s\\0" "$@"', "sh")
     ],
 )
 def test_settings_of_torchrun_reach_jax(env, coordinator, number, index, devices, cloud):
-    found = cloud.run("node.sh", *PRINTED, *HOSTILE, **HOST, **env)
-    assert found.returncode == 0, found.stderr
+    result = cloud.run("node.sh", *PRINTED, *HOSTILE, **HOST, **env)
+    assert result.returncode == 0, result.stderr
     expected = {
         "JAX_COORDINATOR_ADDRESS": coordinator,
         "JAX_NUM_PROCESSES": number,
         "JAX_PROCESS_ID": index,
         "JAX_LOCAL_DEVICE_IDS": devices,
     }
-    settings = dict(re.findall(r"^(JAX_\w+)=(.*)$", found.stdout, re.M))
+    settings = dict(re.findall(r"^(JAX_\w+)=(.*)$", result.stdout, re.M))
     assert settings == {k: v for k, v in expected.items() if v is not None}
-    assert found.stdout.removesuffix("\0").endswith("\n" + "\0".join(HOSTILE))
+    assert result.stdout.removesuffix("\0").endswith("\n" + "\0".join(HOSTILE))
 
 
 def test_a_node_that_lacks_settings_says_what(cloud):
-    found = cloud.run("node.sh", "--", "train", **HOST, WORLD_SIZE="4")
-    assert found.returncode == 2
+    result = cloud.run("node.sh", "--", "train", **HOST, WORLD_SIZE="4")
+    assert result.returncode == 2
     assert (
         "RANK or NNODES and NODE_RANK must be set: found 'node0', '1234', '4' and ''"
-        in found.stderr
+        in result.stderr
     )
 
 
 def manifest(cloud, *args):
-    found = cloud.run("kubernetes.sh", *args, "--", "train", *HOSTILE)
-    assert found.returncode == 0, found.stderr
+    result = cloud.run("kubernetes.sh", *args, "--", "train", *HOSTILE)
+    assert result.returncode == 0, result.stderr
     (call,) = cloud.calls("kubectl apply")
     assert call["flags"]["filename"] == "-"
     return yaml.safe_load(call["stdin"])
@@ -180,9 +180,9 @@ def test_a_jobset_is_looked_at_and_deleted_by_its_name(cloud):
 
 
 def test_a_word_that_a_manifest_cannot_hold_is_rejected(cloud):
-    found = cloud.run("kubernetes.sh", "gpu", *COMMON, "--", "train", "two\nlines")
-    assert found.returncode == 2
-    assert "control characters" in found.stderr
+    result = cloud.run("kubernetes.sh", "gpu", *COMMON, "--", "train", "two\nlines")
+    assert result.returncode == 2
+    assert "control characters" in result.stderr
     assert cloud.calls() == []
 
 

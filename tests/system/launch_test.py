@@ -38,19 +38,19 @@ def test_scripts_are_shell_that_shellcheck_finds_nothing_in():
         assert os.access(path, os.X_OK), path
         subprocess.run(["bash", "-n", path], check=True)
     command = [on_the_path("shellcheck"), "--external-sources", *LAUNCH.glob("*.sh")]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert found.stdout + found.stderr == ""
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.stdout + result.stderr == ""
 
 
 @pytest.mark.parametrize("script", [path.name for path in SCRIPTS])
 def test_help_lists_every_option(script, cloud):
-    found = cloud.run(script, "--help")
-    assert found.returncode == 0
+    result = cloud.run(script, "--help")
+    assert result.returncode == 0
     text = (LAUNCH / script).read_text()
     names = " ".join(re.findall(r"^(?:options|switches)=\((.*?)\)", text, re.M | re.S)).split()
     assert names
     for name in [*names, "dry-run"]:
-        assert f"--{name}" in found.stdout
+        assert f"--{name}" in result.stdout
     assert cloud.run(script, "--nonsense=1").returncode == 2
     assert cloud.run(script).returncode == 2
     assert cloud.calls() == []
@@ -72,15 +72,15 @@ def commands_of_docs():
 @pytest.mark.parametrize("words", list(commands_of_docs()), ids=" ".join)
 def test_what_the_guides_say_is_what_scripts_and_tools_take(words, cloud):
     at = next(i for i, word in enumerate(words) if word.startswith("launch/"))
-    told = dict(word.split("=", 1) for word in words[:at] if re.match("[A-Z_]+=", word))
+    lines = dict(word.split("=", 1) for word in words[:at] if re.match("[A-Z_]+=", word))
     if words[0] == "torchrun":
-        told = dict(MASTER_ADDR="a", MASTER_PORT="1", WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
-    env = {"CLOUDSDK_COMPUTE_ZONE": "z", "PYTHON": sys.executable} | told
+        lines = dict(MASTER_ADDR="a", MASTER_PORT="1", WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
+    env = {"CLOUDSDK_COMPUTE_ZONE": "z", "PYTHON": sys.executable} | lines
     script = words[at].removeprefix("launch/")
-    found = cloud.run(script, "--dry-run", *words[at + 1 :], **env)
-    assert found.returncode == 0, found.stderr
-    manifest = found.stdout.find(" <<'END'")
-    printed = found.stdout[:manifest] if manifest >= 0 else found.stdout
+    result = cloud.run(script, "--dry-run", *words[at + 1 :], **env)
+    assert result.returncode == 0, result.stderr
+    manifest = result.stdout.find(" <<'END'")
+    printed = result.stdout[:manifest] if manifest >= 0 else result.stdout
     tools = [shlex.split(line) for line in lines_of_shell(printed)]
     assert tools
     for call in tools:
@@ -104,9 +104,9 @@ def test_stand_ins_reject_what_is_not_documented(cloud):
 def test_delete_without_anyone_to_ask_needs_a_flag(script, cloud):
     cloud.run("tpu.sh", "create", "ads", ZONE, "--accelerator-type=v3-8")
     args = (script, "delete", "ads", *([ZONE] if script == "tpu.sh" else []))
-    found = cloud.run(*args)
-    assert found.returncode == 2
-    assert "--yes" in found.stderr
+    result = cloud.run(*args)
+    assert result.returncode == 2
+    assert "--yes" in result.stderr
     assert "delete" not in cloud.verbs("")
     assert cloud.run(*args, "--yes").returncode == 0
     assert "delete" in cloud.verbs("")
@@ -115,8 +115,8 @@ def test_delete_without_anyone_to_ask_needs_a_flag(script, cloud):
 def test_a_dry_run_of_processes_here_gives_each_its_place():
     command = [LAUNCH / "local.sh", "3", "--devices=2", "--dry-run", "--", "train", *HOSTILE]
     env = os.environ | {"PYTHON": sys.executable}
-    found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    lines = [shlex.split(line) for line in lines_of_shell(found.stdout)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    lines = [shlex.split(line) for line in lines_of_shell(result.stdout)]
     for index, words in enumerate(lines):
         assert f"JAX_PROCESS_ID={index}" in words
         assert {"JAX_NUM_PROCESSES=3", "JAX_NUM_CPU_DEVICES=2"} < set(words)
@@ -143,10 +143,10 @@ def test_all_are_started_again_when_one_dies_as_often_as_was_said(restarts, stat
     python.chmod(0o755)
     command = [LAUNCH / "local.sh", "3", f"--restarts={restarts}", "--", "train"]
     env = os.environ | {"PYTHON": str(python)}
-    found = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert found.returncode == status
-    told = re.findall("ended with status ([0-9]+): restarting", found.stderr)
-    assert told == ["137"] * restarts
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == status
+    lines = re.findall("ended with status ([0-9]+): restarting", result.stderr)
+    assert lines == ["137"] * restarts
     for index in "012":
         assert (tmp_path / index).read_text() == "start\n" * (restarts + 1)
 
@@ -200,16 +200,16 @@ def test_a_signal_ends_the_script_behind_all_processes_and_what_they_say(number,
         assert run.poll() is None
         time.sleep(0.05)
     run.send_signal(number)
-    _, told = run.communicate(timeout=60)
+    _, lines = run.communicate(timeout=60)
     assert run.returncode == 128 + number
     assert all((tmp_path / f"ended{index}").exists() for index in "012")
-    assert sorted(told.splitlines()) == ["[1] stopped 1", "[2] stopped 2", "stopped 0"]
+    assert sorted(lines.splitlines()) == ["[1] stopped 1", "[2] stopped 2", "stopped 0"]
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile():
     command = [on_the_path("hadolint"), ROOT / "Dockerfile"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout) == (0, "")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")
 
 
 def test_the_tested_versions_are_those_that_jax_wants_for_tpus():

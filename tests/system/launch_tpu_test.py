@@ -34,9 +34,9 @@ def ran(home, calls=1):
     """
     path, end = home / "ran", "\0(end)\0"
     eventually(lambda: path.exists() and path.read_text().count(end) >= calls)
-    found = path.read_text().split(end)[:-1]
-    assert len(found) == calls
-    return [call.split("\0") for call in found]
+    result = path.read_text().split(end)[:-1]
+    assert len(result) == calls
+    return [call.split("\0") for call in result]
 
 
 def wait_for_end(cloud, name):
@@ -55,8 +55,8 @@ def wait_for_end(cloud, name):
     ],
 )
 def test_a_tpu_gets_the_image_of_its_kind(chips, version, cloud):
-    found = cloud.run("tpu.sh", "create", "ads", ZONE, f"--accelerator-type={chips}", "--spot")
-    assert found.returncode == 0, found.stderr
+    result = cloud.run("tpu.sh", "create", "ads", ZONE, f"--accelerator-type={chips}", "--spot")
+    assert result.returncode == 0, result.stderr
     (call,) = cloud.calls("gcloud")
     assert call["flags"] == {
         "zone": "us-central2-b",
@@ -74,9 +74,9 @@ def test_the_zone_may_be_that_of_the_environment(cloud):
 
 def test_a_tpu_of_an_unknown_kind_needs_its_image(cloud):
     args = ("tpu.sh", "create", "ads", ZONE, "--accelerator-type=v9-8")
-    found = cloud.run(*args)
-    assert found.returncode == 2
-    assert "--runtime-version must be given for --accelerator-type=v9-8" in found.stderr
+    result = cloud.run(*args)
+    assert result.returncode == 2
+    assert "--runtime-version must be given for --accelerator-type=v9-8" in result.stderr
     assert cloud.calls("gcloud") == []
     assert cloud.run(*args, "--runtime-version=new").returncode == 0
     assert cloud.calls("gcloud")[0]["flags"]["version"] == "new"
@@ -86,11 +86,11 @@ def test_jaxrank_runs_on_every_worker_with_the_words_it_was_given(cloud):
     chips = "--accelerator-type=v3-32"
     cloud.jaxrank(0)
     for verb in ("create", "wait", "copy", "install"):
-        found = cloud.run("tpu.sh", verb, "ads", ZONE, chips)
-        assert found.returncode == 0, (verb, found.stderr)
+        result = cloud.run("tpu.sh", verb, "ads", ZONE, chips)
+        assert result.returncode == 0, (verb, result.stderr)
     assert cloud.run("tpu.sh", "status", "ads", ZONE).stdout == "jaxrank has not run\n" * 4
-    found = cloud.run("tpu.sh", "run", "ads", ZONE, "--", "train", *HOSTILE)
-    assert found.returncode == 0, found.stderr
+    result = cloud.run("tpu.sh", "run", "ads", ZONE, "--", "train", *HOSTILE)
+    assert result.returncode == 0, result.stderr
     wait_for_end(cloud, "ads")
     homes = cloud.workers("ads")
     assert len(homes) == 4
@@ -120,14 +120,14 @@ def test_a_run_is_not_started_twice_and_can_be_stopped(cloud):
 
 
 def test_resume_makes_a_run_from_nothing_and_leaves_one_that_runs(cloud):
-    found = resume(cloud, chips="v3-16")
-    assert found.returncode == 0, found.stderr
+    result = resume(cloud, chips="v3-16")
+    assert result.returncode == 0, result.stderr
     assert cloud.verbs() == ["list", *MADE]
     for home in cloud.workers("ads"):
         assert ran(home) == [["train", "--config=c.py", "--workdir=/mnt/w"]]
-    found = resume(cloud)
-    assert found.returncode == 0, found.stderr
-    assert "jaxrank on ads: running" in found.stderr
+    result = resume(cloud)
+    assert result.returncode == 0, result.stderr
+    assert "jaxrank on ads: running" in result.stderr
     assert cloud.verbs()[8:] == ["list", "ssh"]
 
 
@@ -136,13 +136,13 @@ def test_what_a_preemption_left_is_deleted_only_if_asked(state, cloud):
     resume(cloud, "--spot")
     before = len(cloud.calls("gcloud"))
     cloud.tpus(ads=[state])
-    found = resume(cloud, "--spot")
-    assert found.returncode == 2
-    assert "--yes" in found.stderr
+    result = resume(cloud, "--spot")
+    assert result.returncode == 2
+    assert "--yes" in result.stderr
     assert cloud.verbs()[before:] == ["list"]
     before = len(cloud.calls("gcloud"))
-    found = resume(cloud, "--spot", "--yes")
-    assert found.returncode == 0, found.stderr
+    result = resume(cloud, "--spot", "--yes")
+    assert result.returncode == 0, result.stderr
     assert cloud.verbs()[before:] == [
         "list",
         "delete",
@@ -161,9 +161,9 @@ def test_a_cloud_that_does_not_answer_is_not_taken_for_a_lost_tpu(cloud):
     resume(cloud)
     before = len(cloud.calls("gcloud"))
     (cloud.here / "offline").touch()
-    found = resume(cloud, "--yes")
-    assert found.returncode == 1
-    assert "no route to the cloud" in found.stderr
+    result = resume(cloud, "--yes")
+    assert result.returncode == 1
+    assert "no route to the cloud" in result.stderr
     assert cloud.verbs()[before:] == ["list"]
 
 
@@ -174,18 +174,18 @@ def test_a_worker_that_was_replaced_gets_jaxrank_again(cloud):
     first, second = cloud.workers("ads")
     shutil.rmtree(second)
     second.mkdir()
-    found = resume(cloud, chips="v3-16")
-    assert found.returncode == 0, found.stderr
-    assert "jaxrank on ads: new" in found.stderr
+    result = resume(cloud, chips="v3-16")
+    assert result.returncode == 0, result.stderr
+    assert "jaxrank on ads: new" in result.stderr
     assert all(call[0] == "train" for call in ran(first, 2) + ran(second))
 
 
 def test_a_stopped_tpu_is_left_to_its_owner(cloud):
     resume(cloud)
     cloud.tpus(ads=["STOPPED"])
-    found = resume(cloud, "--yes")
-    assert found.returncode == 2
-    assert "the state STOPPED of ads" in found.stderr
+    result = resume(cloud, "--yes")
+    assert result.returncode == 2
+    assert "the state STOPPED of ads" in result.stderr
     assert "delete" not in cloud.verbs()
 
 
@@ -204,17 +204,17 @@ def test_resume_starts_again_what_failed_but_not_what_was_rejected(
     cloud.jaxrank(status)
     resume(cloud)
     wait_for_end(cloud, "ads")
-    found = resume(cloud)
-    assert (found.returncode, text in found.stderr) == (code, True), found.stderr
+    result = resume(cloud)
+    assert (result.returncode, text in result.stderr) == (code, True), result.stderr
     wait_for_end(cloud, "ads")
     assert all(call[0] == "train" for call in ran(cloud.workers("ads")[0], 1 + again))
 
 
 def test_watch_continues_through_preemptions_until_jaxrank_has_finished(cloud):
     args = ["tpu.sh", "resume", "ads", ZONE, "--accelerator-type=v3-8", "--watch", "--every=1"]
-    found = cloud.run(*args, "--", "train")
-    assert found.returncode == 2
-    assert "--watch must have --yes" in found.stderr
+    result = cloud.run(*args, "--", "train")
+    assert result.returncode == 2
+    assert "--watch must have --yes" in result.stderr
     env = cloud.env
     command = [LAUNCH / args[0], *args[1:], "--yes", "--", "train"]
     watch = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
@@ -234,24 +234,24 @@ def test_watch_continues_through_preemptions_until_jaxrank_has_finished(cloud):
 
 def test_watch_gives_up_on_what_fails_again_and_again(cloud):
     cloud.jaxrank(1)
-    found = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
-    assert found.returncode == 2
-    assert "found 3 failures" in found.stderr
+    result = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
+    assert result.returncode == 2
+    assert "found 3 failures" in result.stderr
 
 
 def test_watch_tries_again_whatever_the_status_of_the_cloud(cloud):
     (cloud.here / "offline").write_text("2")
-    found = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
-    assert found.returncode == 2
-    assert "found 3 failures" in found.stderr
+    result = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
+    assert result.returncode == 2
+    assert "found 3 failures" in result.stderr
     assert cloud.verbs() == ["list"] * 3
 
 
 def test_slices_are_one_queued_resource(cloud):
     flags = ("--slices=2", "--valid-until-duration=6h", "--every=0", "--project=p")
-    found = resume(cloud, *flags, chips="v4-16")
-    assert found.returncode == 0, found.stderr
-    assert "ads is WAITING_FOR_RESOURCES" in found.stderr
+    result = resume(cloud, *flags, chips="v4-16")
+    assert result.returncode == 0, result.stderr
+    assert "ads is WAITING_FOR_RESOURCES" in result.stderr
     assert {call["name"].split()[3] for call in cloud.calls("gcloud")} == {"queued-resources"}
     (create,) = cloud.calls("gcloud compute tpus queued-resources create")
     assert create["flags"] == {
@@ -302,10 +302,10 @@ def test_a_dry_run_prints_what_the_real_one_calls_and_calls_nothing(flags, cloud
 
 def test_the_log_of_one_worker_is_followed(cloud):
     cloud.run("tpu.sh", "logs", "ads", ZONE, "--worker=3", "--dry-run")
-    found = cloud.run(
+    result = cloud.run(
         "tpu.sh", "logs", "ads", ZONE, "--worker=3", "--slice=1", "--slices=2", "--dry-run"
     )
-    _, flags, others = stand_ins.parsed(shlex.split(found.stdout))
+    _, flags, others = stand_ins.parsed(shlex.split(result.stdout))
     assert (flags["worker"], flags["node"], others) == ("3", "1", ["ads"])
     assert flags["command"] == "tail -n 100 -F jaxrank.log"
 
@@ -316,9 +316,9 @@ def test_delete_asks(answer, deleted, cloud):
     ours, theirs = pty.openpty()
     os.write(ours, answer.encode())
     command = [LAUNCH / "tpu.sh", "delete", "ads", ZONE]
-    found = subprocess.run(command, env=cloud.env, stdin=theirs, capture_output=True, check=False)
-    assert b"Delete ads and the disks of its workers? [y/N]" in found.stderr
-    assert found.returncode == (0 if deleted else 2)
+    result = subprocess.run(command, env=cloud.env, stdin=theirs, capture_output=True, check=False)
+    assert b"Delete ads and the disks of its workers? [y/N]" in result.stderr
+    assert result.returncode == (0 if deleted else 2)
     assert cloud.verbs().count("delete") == deleted
     assert ("ads" in cloud.tpus()) == (not deleted)
 
@@ -340,7 +340,7 @@ def test_delete_asks(answer, deleted, cloud):
     ],
 )
 def test_wrong_use_is_rejected_before_anything_is_called(args, message, cloud):
-    found = cloud.run("tpu.sh", *args)
-    assert found.returncode == 2
-    assert re.search(message, found.stderr)
+    result = cloud.run("tpu.sh", *args)
+    assert result.returncode == 2
+    assert re.search(message, result.stderr)
     assert cloud.calls() == []

@@ -40,13 +40,13 @@ SECONDS = 240  # far more than any of these takes, far less than for ever
 
 
 def environment(**more):
-    here = {"PYTHONPATH": f"{ROOT}:{HELPERS}", "PYTHON": sys.executable}
+    current = {"PYTHONPATH": f"{ROOT}:{HELPERS}", "PYTHON": sys.executable}
     # Compiled as by this process, with whose results theirs are compared.
-    here |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_compile.XLA_FLAGS}
-    here["GLIBC_TUNABLES"] = (
+    current |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_compile.XLA_FLAGS}
+    current["GLIBC_TUNABLES"] = (
         "glibc.malloc.hugetlb=1"  # otherwise each process would restart itself to set it
     )
-    return os.environ | here | more
+    return os.environ | current | more
 
 
 def popen(command, env, **more):
@@ -58,13 +58,13 @@ def popen(command, env, **more):
 def ended(several):
     """What became of processes; none outlives this."""
     try:
-        told = [p.communicate(timeout=SECONDS) for p in several]
+        lines = [p.communicate(timeout=SECONDS) for p in several]
     finally:
         for process in several:
             process.terminate()
     return [
         subprocess.CompletedProcess(p.args, p.returncode, *t)
-        for p, t in zip(several, told, strict=True)
+        for p, t in zip(several, lines, strict=True)
     ]
 
 
@@ -230,12 +230,12 @@ def test_two_processes_train_the_model_of_one_to_the_bit(store, trained, two):
     assert [r["step"] for r in records(two[0] / "run")] == list(range(1, 17))
     events = sorted((two[0] / "run" / "tensorboard").rglob("events.*"))
     assert [path.parent.name for path in events] == ["train", "valid"]
-    found = json.loads(line)
-    assert found["step"] == expected.step
+    result = json.loads(line)
+    assert result["step"] == expected.step
     for part in ("metrics", "constant", "best_possible"):
-        assert found[part] == (flatten_metrics(getattr(expected, part) or {}) or None)
+        assert result[part] == (flatten_metrics(getattr(expected, part) or {}) or None)
     for part in ("buckets", "histograms"):
-        assert found[part] == getattr(expected, part)
+        assert result[part] == getattr(expected, part)
     assert (two[0] / "run" / "report.html").is_file()
 
 
@@ -262,9 +262,9 @@ def test_predictions_of_two_processes_are_those_of_one(trained, two, tmp_path):
 
 
 def test_scores_of_two_processes_are_those_of_one(trained, two):
-    found, expected = json.loads(succeeded(two, "evaluate")), evaluate.evaluate(str(trained[0]))
-    assert found["metrics"] == flatten_metrics(expected.metrics)
-    assert found["buckets"] == expected.buckets
+    result, expected = json.loads(succeeded(two, "evaluate")), evaluate.evaluate(str(trained[0]))
+    assert result["metrics"] == flatten_metrics(expected.metrics)
+    assert result["buckets"] == expected.buckets
 
 
 def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, two, tmp_path):
@@ -281,14 +281,14 @@ def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, t
 
 
 def test_two_processes_score_the_days_of_one_and_learn_the_same(two, tmp_path):
-    found = json.loads(succeeded(two, "days"))
+    result = json.loads(succeeded(two, "days"))
     c = daily.config(open_store(two[0] / "by_day_True"), **DAY_CHANGES)
     one = train(c, tmp_path, report=nothing)
-    assert [score["day"] for score in found["days"]] == DAYS[1:]
-    assert found["step"] == one.step
+    assert [score["day"] for score in result["days"]] == DAYS[1:]
+    assert result["step"] == one.step
     for part in ("metrics", "constant", "best_possible"):
-        assert found[part] == (flatten_metrics(getattr(one, part) or {}) or None)
-    for score, expected in zip(found["days"], one.days, strict=True):
+        assert result[part] == (flatten_metrics(getattr(one, part) or {}) or None)
+    for score, expected in zip(result["days"], one.days, strict=True):
         assert score["metrics"] == flatten_metrics(expected["metrics"])
     assert every_record(two[0] / "days") == every_record(tmp_path)
     states = [newest_state(c, workdir) for workdir in (two[0] / "days", tmp_path)]
@@ -310,18 +310,18 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(two, tmp_path):
     ],
 )
 def test_processes_of_which_one_differs_are_all_rejected(two, name, texts):
-    for index, found in enumerate(became(two, name)):
-        assert found["status"] == 2
-        assert all(text in found["error"] for text in texts)
-        assert ("process 1 ended: " in found["error"]) == (name == "no data" and index == 0)
+    for index, result in enumerate(became(two, name)):
+        assert result["status"] == 2
+        assert all(text in result["error"] for text in texts)
+        assert ("process 1 ended: " in result["error"]) == (name == "no data" and index == 0)
     assert not (two[0] / "rejected").exists() or list((two[0] / "rejected").iterdir()) == []
     assert not (two[0] / "native" / "checkpoints").exists()
 
 
 def test_the_selftest_of_two_processes_finds_the_one_with_another_version(two):
-    for found in became(two, "selftest"):
-        assert (found["status"], found["error"]) == (0, "")
-        checks = [json.loads(line) for line in found["out"].splitlines()]
+    for result in became(two, "selftest"):
+        assert (result["status"], result["error"]) == (0, "")
+        checks = [json.loads(line) for line in result["out"].splitlines()]
         checks = {c["check"]["name"]: c["check"] for c in checks if "check" in c}
         assert "2 processes on 1 hosts, each with 4 x cpu" in checks["processes"]["found"]
         assert "differ: jaxrank" in checks.pop("versions")["found"]
@@ -332,14 +332,14 @@ def test_the_selftest_of_two_processes_finds_the_one_with_another_version(two):
 
 def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, trained, two):
     """One process can continue from the checkpoint."""
-    for found in became(two, "signal"):
-        assert found["status"] == 143
-        assert "stopped after step 12 of 16 by SIGTERM" in found["error"]
+    for result in became(two, "signal"):
+        assert result["status"] == 143
+        assert "stopped after step 12 of 16 by SIGTERM" in result["error"]
     workdir = two[0] / "signal"
     assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [8, 12]
-    told = []
-    train(config(store), workdir, report=told.append)
-    assert "Resuming after step 12" in "\n".join(told)
+    lines = []
+    train(config(store), workdir, report=lines.append)
+    assert "Resuming after step 12" in "\n".join(lines)
     assert_the_same_run(store, workdir, trained[0])
 
 
@@ -379,14 +379,14 @@ def test_four_processes_of_which_one_is_killed_end_and_are_resumed_by_one(store,
     settings, program = coordinator(4), ("-c", DYING.format(workdir=tmp_path / "four"))
     args = ("train", *flags(store, tmp_path / "four"))
     several = [started(i, settings, *args, program=program, devices=2) for i in range(4)]
-    for index, found in enumerate(ended(several)):
+    for index, result in enumerate(ended(several)):
         if index == 2:
-            assert found.returncode == -signal.SIGKILL
+            assert result.returncode == -signal.SIGKILL
         else:
-            assert_knows_that_the_other_is_gone(found)
-    told = []
-    train(config(store), tmp_path / "four", report=told.append)
-    assert "Resuming after step 8" in told
+            assert_knows_that_the_other_is_gone(result)
+    lines = []
+    train(config(store), tmp_path / "four", report=lines.append)
+    assert "Resuming after step 8" in lines
     assert_the_same_run(store, tmp_path / "four", trained[0])
 
 
@@ -394,12 +394,12 @@ def test_a_failure_of_process_0_alone_ends_all_with_its_reason(tmp_path):
     args = (f"--config={TINY}", f"--workdir={tmp_path}", "--config.data.train=tran")
     args += ("--config.mesh.devices=0",)
     script, options = ROOT / "launch" / "local.sh", ("--devices=4", "--restarts=3")
-    (found,) = ended([popen([script, "2", *options, "--", "train", *args], environment())])
-    assert found.returncode == 2
-    assert "started again" not in found.stderr
-    reason = re.search(r"jaxrank\[0\]: error: (data.train.*tran.*)\n", found.stderr)[1]
-    assert f"jaxrank[1]: error: process 0 ended: {reason}" in found.stderr
-    assert "Traceback" not in found.stderr
+    (result,) = ended([popen([script, "2", *options, "--", "train", *args], environment())])
+    assert result.returncode == 2
+    assert "started again" not in result.stderr
+    reason = re.search(r"jaxrank\[0\]: error: (data.train.*tran.*)\n", result.stderr)[1]
+    assert f"jaxrank[1]: error: process 0 ended: {reason}" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 # A checkpoint that process 1 cannot read.
@@ -537,14 +537,14 @@ def test_devices_of_a_mesh_must_be_equal_shares_of_the_processes(monkeypatch):
 @pytest.fixture
 def metadata(monkeypatch):
     """A metadata server like that of Google's cloud: {attribute: text}."""
-    told = {}
+    lines = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             name = self.path.removeprefix("/computeMetadata/v1/instance/attributes/")
-            self.send_response(200 if name in told else 404)
+            self.send_response(200 if name in lines else 404)
             self.end_headers()
-            self.wfile.write(told.get(name, "").encode())
+            self.wfile.write(lines.get(name, "").encode())
 
         def log_message(self, *_):
             pass
@@ -555,7 +555,7 @@ def metadata(monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda path, pattern: [path / "accel0"])
     for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES"):
         monkeypatch.delenv(name, raising=False)
-    yield told
+    yield lines
     server.shutdown()
 
 

@@ -23,9 +23,9 @@ def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
 
     data = f"--config.data.store={store}"
     trained = run("train", config, f"--workdir={workdir}", data, *files, devices=2)
-    found, constant = trained["metrics"], trained["constant"]
-    assert found["click/logloss"] < 0.9 * constant["click/logloss"]
-    assert found["click/auc"] > 0.74
+    result, constant = trained["metrics"], trained["constant"]
+    assert result["click/logloss"] < 0.9 * constant["click/logloss"]
+    assert result["click/auc"] > 0.74
 
     tested = run("evaluate", f"--workdir={workdir}", "--split=test")
     assert tested["metrics"]["click/examples"] == rows["test"]

@@ -19,7 +19,7 @@ def logloss(p, y):
 def test_the_main_job_gains_most_of_what_can_be_gained(tmp_path):
     """In one of its two passes over the data."""
     args = [f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.num_epochs=1"]
-    found = run("train", *args)
+    result = run("train", *args)
 
     blocks = list(open_store(tmp_path / "data").split("valid").blocks())
     labels = np.concatenate([b.labels for b in blocks]).astype(np.float64)
@@ -28,10 +28,10 @@ def test_the_main_job_gains_most_of_what_can_be_gained(tmp_path):
         known = ~np.isnan(labels[:, i])
         y, p = labels[known, i], truth[known, i]
         best, constant = logloss(p, y), logloss(np.full(len(y), y.mean()), y)
-        assert found["best_possible"][f"{task}/logloss"] == pytest.approx(best, abs=1e-6)
-        assert found["constant"][f"{task}/logloss"] == pytest.approx(constant, abs=1e-6)
+        assert result["best_possible"][f"{task}/logloss"] == pytest.approx(best, abs=1e-6)
+        assert result["constant"][f"{task}/logloss"] == pytest.approx(constant, abs=1e-6)
         assert best <= 0.9 * constant
-        gained = (constant - found["metrics"][f"{task}/logloss"]) / (constant - best)
+        gained = (constant - result["metrics"][f"{task}/logloss"]) / (constant - best)
         assert gained >= 0.85
 
 
@@ -53,7 +53,7 @@ def test_a_run_is_the_same_to_the_bit_on_any_number_of_cores(tmp_path, monkeypat
         if name == "all":  # on one, as many threads as a run takes by itself
             monkeypatch.setenv("PJRT_NPROC", "7")
         run("train", *args, f"--workdir={tmp_path / name}", cores=several)
-        told = json.loads((tmp_path / name / "checkpoints/8/run/metadata").read_text())
-        sums.append(told["checksums"])
+        lines = json.loads((tmp_path / name / "checkpoints/8/run/metadata").read_text())
+        sums.append(lines["checksums"])
     assert len(sums[0]["training"]) > 10
     assert sums[0] == sums[1]

@@ -24,30 +24,30 @@ class Stopped(Exception):
 @pytest.fixture
 def programs(monkeypatch):
     """Returns a list of the programs that the runs of a test compile."""
-    made, init = [], CompiledSteps.__init__
+    outputs, init = [], CompiledSteps.__init__
 
     def noted(program, *args):
         init(program, *args)
-        made.append(program)
+        outputs.append(program)
 
     monkeypatch.setattr(CompiledSteps, "__init__", noted)
-    return made
+    return outputs
 
 
 def saved(workdir):
     """What is known of the newest checkpoint: checksums, position, and what watches the run."""
     newest = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    found = json.loads((newest / "run" / "metadata").read_text())
-    assert len(found["checksums"]["training"]) > 10
-    return newest.name, found
+    result = json.loads((newest / "run" / "metadata").read_text())
+    assert len(result["checksums"]["training"]) > 10
+    return newest.name, result
 
 
 def assert_same_run(workdir, unbroken):
     assert saved(workdir) == saved(unbroken)
     for kind in ("train", "valid"):
-        found, expected = (without_speed(records(path, kind)) for path in (workdir, unbroken))
+        result, expected = (without_speed(records(path, kind)) for path in (workdir, unbroken))
         assert expected
-        assert found == expected
+        assert result == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,11 +55,11 @@ def test_a_run_that_resumes_equals_the_unbroken_one(variants, tmp_path, programs
     """It breaks off behind its second evaluation, before the checkpoint of that one is saved."""
     unbroken, result, _ = variants.unbroken(name)
     programs.clear()
-    told, workdir = [], tmp_path / "run"
+    lines, workdir = [], tmp_path / "run"
 
     def stop(text):
-        told.append(text)
-        if sum(line.startswith("step ") for line in told) == 2:
+        lines.append(text)
+        if sum(line.startswith("step ") for line in lines) == 2:
             raise Stopped
 
     with pytest.raises(Stopped):
@@ -70,8 +70,8 @@ def test_a_run_that_resumes_equals_the_unbroken_one(variants, tmp_path, programs
     start = {key: str(tmp_path / "gone") for key in variants.start(name)}
     other = {"data.num_workers": 2, "data.prefetch_batches": 3, "watch.hang_seconds": 500.0}
     c = variants.config(name, **(other if name == "plain" else {}))
-    again = train(c, tmp_path / "moved", report=told.append, **start)
-    assert f"Resuming after step {step}" in told
+    again = train(c, tmp_path / "moved", report=lines.append, **start)
+    assert f"Resuming after step {step}" in lines
     assert_same_run(tmp_path / "moved", unbroken)
     for what in ("step", "metrics", "days", "constant", "best_possible"):
         assert getattr(again, what) == getattr(result, what)
@@ -105,19 +105,19 @@ def test_a_run_resumes_from_a_checkpoint_that_was_saved_by_time(variants, tmp_pa
 @pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_resumes(variants, tmp_path, number):
-    before, told = signal.getsignal(number), []
+    before, lines = signal.getsignal(number), []
 
     def send(text):
-        told.append(text)
+        lines.append(text)
         if text.startswith("step 8:"):
             os.kill(os.getpid(), number)
 
     c = variants.config("plain")
-    with pytest.raises(StoppedError, match=f"after step 10 of 16 by {number.name}.*/10") as found:
+    with pytest.raises(StoppedError, match=f"after step 10 of 16 by {number.name}.*/10") as result:
         train(c, tmp_path, report=send)
-    assert found.value.exit_status == 128 + number
+    assert result.value.exit_status == 128 + number
     assert signal.getsignal(number) is before
-    assert any(f"{number.name}: saving a checkpoint at step 10" in text for text in told)
+    assert any(f"{number.name}: saving a checkpoint at step 10" in text for text in lines)
 
     train(c, tmp_path, report=nothing)
     assert signal.getsignal(number) is before
@@ -130,7 +130,7 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
     variants, tmp_path, monkeypatch, executions
 ):
     """Of executions of two steps; after four of them a checkpoint is there already."""
-    step, given, in_vain = 2 * executions, [], []
+    step, inputs, in_vain = 2 * executions, [], []
     following, waiting = TrainBatches.__next__, DevicePrefetcher.wait
 
     def wait(feed, seconds):
@@ -140,7 +140,7 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
         return is_there
 
     def stuck(batches):
-        if len(given) == executions:
+        if len(inputs) == executions:
             in_vain.clear()
             while len(in_vain) < 2:  # the steps before are done
                 time.sleep(0.05)
@@ -150,7 +150,7 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
                 assert time.monotonic() < limit
                 time.sleep(0.05)
             time.sleep(1)
-        given.append(1)
+        inputs.append(1)
         return following(batches)
 
     c = variants.config("plain")

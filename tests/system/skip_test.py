@@ -39,8 +39,8 @@ def test_a_run_that_skips_features_is_that_on_a_store_without_them(store, tmp_pa
         runs.newest_state(c, tmp_path / name)
         for c, name in ((skipped, "run"), (without, "without"))
     ]
-    for mine, other_leaf in zip(*map(jax.tree.leaves, states), strict=True):
-        np.testing.assert_array_equal(mine, other_leaf)
+    for local, other_leaf in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(local, other_leaf)
 
     shutil.rmtree(tmp_path / "run/checkpoints/16")
     again = runs.train(skipped, tmp_path / "run", report=runs.nothing)

@@ -78,11 +78,11 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
     expected = on_host(job, state)
 
     _, other = built(store, tmp_path, placement, *after)
-    found = other.start(
+    result = other.start(
         pytest.fail, allow_config_change=False, allow_older_checkpoint=False, report=nothing
     )
-    assert {len(x.sharding.device_set) for x in jax.tree.leaves(found)} == {after[0]}
-    jax.tree.map(np.testing.assert_array_equal, on_host(other, found), expected)
+    assert {len(x.sharding.device_set) for x in jax.tree.leaves(result)} == {after[0]}
+    jax.tree.map(np.testing.assert_array_equal, on_host(other, result), expected)
     if placement == "one of each" and before[0] > 1:
         assert other.hot["dim8"].replicated_tables == ("c1",)
         assert other.hot["dim4"] == ReplicatedRows(("l0",), (), 0)
@@ -95,8 +95,8 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
     opened = evaluate.open_run(str(tmp_path))
     weights = opened.weights(16)
     scored = score.score(opened.predictor, weights, opened.split, 4096)
-    mine = score.score(job.program.predictor, weights_of(state), opened.split, 4096)
-    for a, b in zip(scored, mine, strict=True):
+    local = score.score(job.program.predictor, weights_of(state), opened.split, 4096)
+    for a, b in zip(scored, local, strict=True):
         np.testing.assert_allclose(a.logits, b.logits, rtol=1e-3, atol=1e-3)
 
 

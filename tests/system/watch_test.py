@@ -67,26 +67,26 @@ def test_a_step_that_is_skipped_changes_nothing(
     poison(monkeypatch, np.nan, {5, 6})
     train(after, tmp_path / "after", report=lines.append)
 
-    told = by_step(tmp_path / "after")
-    assert [told[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 0, 1, 1]
-    assert told[5]["loss"] is None
+    reported = by_step(tmp_path / "after")
+    assert [reported[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 0, 1, 1]
+    assert reported[5]["loss"] is None
     assert any(line.startswith("step 6 skipped, ") and " 2 steps skipped" in line for line in lines)
-    expected, found = (
+    expected, result = (
         newest_state(before, tmp_path / "before"),
         newest_state(after, tmp_path / "after"),
     )
-    assert (int(expected.step), int(found.step)) == (4, 6)
+    assert (int(expected.step), int(result.step)) == (4, 6)
     # The rate of layers, as that of tables, is of the steps done, skipped ones too.
-    nodes = jax.tree.leaves(found.opt_state, is_leaf=is_schedule)
+    nodes = jax.tree.leaves(result.opt_state, is_leaf=is_schedule)
     assert [int(node.count) for node in nodes if is_schedule(node)] == [6]
     # Moments are corrected by the steps that moved them.
-    assert int(found.earlier) == -2
-    same = found._replace(
+    assert int(result.earlier) == -2
+    same = result._replace(
         step=expected.step,
         earlier=expected.earlier,
         opt_state=jax.tree.map(
             lambda new, old: old if is_schedule(new) else new,
-            found.opt_state,
+            result.opt_state,
             expected.opt_state,
             is_leaf=is_schedule,
         ),
@@ -120,9 +120,9 @@ def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
     poison(monkeypatch, np.inf, {2, 3, 5, 6, 7})
     with pytest.raises(RunError, match=r"step 7: at most watch.most_skipped=2"):
         train(c, tmp_path, report=nothing)
-    told = by_step(tmp_path)
-    assert max(told) == 7
-    assert [told[i]["skipped"] for i in range(1, 8)] == [0, 1, 1, 0, 1, 1, 1]
+    lines = by_step(tmp_path)
+    assert max(lines) == 7
+    assert [lines[i]["skipped"] for i in range(1, 8)] == [0, 1, 1, 0, 1, 1, 1]
 
 
 def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_path, monkeypatch):
@@ -131,8 +131,8 @@ def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_pa
     message = rf"step 7: loss .* The batches up to it are in {tmp_path}/debug/7\."
     with pytest.raises(RunError, match=message):
         train(c, tmp_path, report=nothing, debug_batches=4)
-    told = by_step(tmp_path)
-    assert (max(told), told[7]["loss"]) == (7, None)
+    lines = by_step(tmp_path)
+    assert (max(lines), lines[7]["loss"]) == (7, None)
     folder = tmp_path / "debug" / "7"
     files = [f"step-00000{step}.process-0.npz" for step in (4, 5, 6, 7)]
     assert sorted(p.name for p in folder.iterdir()) == ["about.json", *files]
@@ -154,9 +154,9 @@ def test_a_loss_that_stands_out_is_reported_and_its_batches_written(store, tmp_p
     (line,) = (line for line in lines if "standard deviations above" in line)
     assert line.startswith("step 110: the loss ")
     assert line.endswith(f"The batches up to it are in {tmp_path}/debug/110.")
-    told = by_step(tmp_path)
-    assert told[110]["loss_spike"] > 10
-    assert "loss_spike" not in told[109]
+    reported = by_step(tmp_path)
+    assert reported[110]["loss_spike"] > 10
+    assert "loss_spike" not in reported[109]
 
 
 def test_spikes_are_those_over_the_limit():

@@ -35,15 +35,15 @@ def executions_in(path):
 
 def traces(workdir):
     """Returns {name of the trace: step numbers of its executions, in order}."""
-    found = {}
+    result = {}
     for path in (workdir / "profile").rglob("*.trace.json.gz"):
-        found[path.parent.name] = [
+        result[path.parent.name] = [
             int(execution["args"]["step_num"]) for execution in executions_in(path)
         ]
         host = path.name.removesuffix(".trace.json.gz")
         assert path.with_name(f"{host}.xplane.pb").stat().st_size > 0
         assert path.parent.parent == workdir / "profile" / "plugins" / "profile"
-    return found
+    return result
 
 
 @pytest.mark.parametrize("text", ["5:7", "1:1", "8:9", "16:99", "1:16"])
@@ -53,8 +53,8 @@ def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_
     expected = [execution for execution in executions if set(execution) & set(asked)]
     first, last = expected[0][0], expected[-1][-1]
 
-    told = run(on_store(store), tmp_path, profile_steps=text)
-    assert told == [f"Steps {first} to {last} are traced to {tmp_path / 'profile'}"]
+    lines = run(on_store(store), tmp_path, profile_steps=text)
+    assert lines == [f"Steps {first} to {last} are traced to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {
         f"steps_{first}_to_{last}": [execution[-1] for execution in expected]
     }
@@ -107,17 +107,17 @@ def test_a_run_that_is_traced_trains_the_same_weights_to_the_bit(store, tmp_path
 
 def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
     run(on_store(store, num_steps=8), tmp_path)
-    told = run(on_store(store), tmp_path, profile_steps="5:11", allow_config_change=True)
-    assert told == [f"Steps 9 to 12 are traced to {tmp_path / 'profile'}"]
+    lines = run(on_store(store), tmp_path, profile_steps="5:11", allow_config_change=True)
+    assert lines == [f"Steps 9 to 12 are traced to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {"steps_9_to_12": [10, 12]}
 
-    told = run(on_store(store), tmp_path, profile_steps="5:11")
-    assert told == ["Nothing was traced: the run ended at step 16, --profile-steps=5:11"]
+    lines = run(on_store(store), tmp_path, profile_steps="5:11")
+    assert lines == ["Nothing was traced: the run ended at step 16, --profile-steps=5:11"]
 
 
 def test_steps_after_the_end_of_the_run_are_reported_and_not_traced(store, tmp_path):
-    told = run(on_store(store), tmp_path, profile_steps="17:20")
-    assert told == ["Nothing was traced: the run has steps 1 to 16, --profile-steps=17:20"]
+    lines = run(on_store(store), tmp_path, profile_steps="17:20")
+    assert lines == ["Nothing was traced: the run has steps 1 to 16, --profile-steps=17:20"]
     assert not (tmp_path / "profile").exists()
 
 
@@ -188,9 +188,9 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
 )
 def test_what_is_no_range_of_steps_is_rejected_before_anything_is_written(tmp_path, text):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path / 'run'}"]
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as result:
         cli.run([*command, f"--profile-steps={text}"])
-    assert str(found.value).startswith(
+    assert str(result.value).startswith(
         "--profile-steps must be FIRST:LAST, the first and the last step to trace, counted from 1:"
         f" found {text!r}"
     )
@@ -211,8 +211,8 @@ def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
     def slow(x):
         return jax.lax.fori_loop(0, 30, lambda _, y: y @ x / jnp.max(y), x)
 
-    given, ready, pauses = jnp.ones((700, 700)), [], []
-    slow(given).block_until_ready()  # compiled
+    inputs, ready, pauses = jnp.ones((700, 700)), [], []
+    slow(inputs).block_until_ready()  # compiled
     states = {}
 
     def watched(name, execution, *args, **options):
@@ -226,7 +226,7 @@ def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
     steps = profile.parse("6:10")
     with profile.Profile(steps, tmp_path, 0, lambda: pauses.append(1), str, **run) as profiler:
         for step in range(0, 20, 5):
-            states["now"] = slow(given)
+            states["now"] = slow(inputs)
             assert not states["now"].is_ready()  # otherwise this test would prove nothing
             profiler.start_if_due(step, states["now"])
             with profiler.execution(step + 5):

@@ -31,17 +31,17 @@ def events(workdir):
 
 def scalars(workdir):
     """Returns {run/tag: [(step, value)]}. START removes its step and later ones."""
-    found = {}
+    result = {}
     for run, event in events(workdir):
         if event.session_log.status == SessionLog.START:
-            found = {
+            result = {
                 t: [p for p in ps if p[0] < event.step or not t.startswith(f"{run}/")]
-                for t, ps in found.items()
+                for t, ps in result.items()
             }
         for value in event.summary.value:
             if value.WhichOneof("value") == "simple_value":
-                found.setdefault(f"{run}/{value.tag}", []).append((event.step, value.simple_value))
-    return found
+                result.setdefault(f"{run}/{value.tag}", []).append((event.step, value.simple_value))
+    return result
 
 
 def lines(workdir):
@@ -70,9 +70,9 @@ def test_numbers_that_json_cannot_hold_become_null(tmp_path):
     assert lines(tmp_path) == [
         {"step": 1, "kind": "train", "a": None, "b": None, "c": None, "d": 1.0}
     ]
-    found = scalars(tmp_path)
-    assert np.isnan(found["train/a"][0][1])
-    assert "train/c" not in found
+    result = scalars(tmp_path)
+    assert np.isnan(result["train/a"][0][1])
+    assert "train/c" not in result
 
 
 def test_a_resumed_run_leaves_each_step_once(tmp_path):
@@ -126,10 +126,10 @@ def test_constant_numbers_have_no_chart_until_they_change(tmp_path):
     with Writer(tmp_path, start_step=4) as writer:
         writer.write(5, {"rate": 0.5, "loss": 4.0, "late": 1.0})
         writer.write(6, {"rate": 0.25})
-    found = scalars(tmp_path)
-    assert found["train/loss"] == [*expected["train/loss"], (5, 4.0)]
-    assert found["train/late"] == [*expected["train/late"], (5, 1.0)]
-    assert found["train/rate"] == [(1, 0.5), (5, 0.5), (6, 0.25)]
+    result = scalars(tmp_path)
+    assert result["train/loss"] == [*expected["train/loss"], (5, 4.0)]
+    assert result["train/late"] == [*expected["train/late"], (5, 1.0)]
+    assert result["train/rate"] == [(1, 0.5), (5, 0.5), (6, 0.25)]
 
 
 def test_hparams_and_pictures_belong_to_the_validation(tmp_path):

@@ -41,7 +41,7 @@ def started(old, config, workdir, lines=None):
 
 def by_value(job, state, kind):
     """Returns {table: {raw value: its row}} of a run. kind: "rows", "average" or a slot."""
-    found = {}
+    result = {}
     for stack in job.program.step_spec.embedding.layout.stacks:
         if kind == "average":
             arrays = dict(state.average.rows)
@@ -54,8 +54,8 @@ def by_value(job, state, kind):
         for name in stack.tables:
             values = ["missing", "unknown", *job.store.vocabulary(name)[0]]
             places = stack_rows(stack, name, np.arange(len(values)))
-            found[name] = dict(zip(values, rows[places], strict=True))
-    return found
+            result[name] = dict(zip(values, rows[places], strict=True))
+    return result
 
 
 def predictions(job, weights):
@@ -97,10 +97,10 @@ def test_rows_and_slots_go_with_their_values(tmp_path, row_optimizer, before, af
     untouched = job.program.init()
     carried = 0
     for kind in ("rows", "average", *SLOTS[row_optimizer]):
-        was, fresh, found = (
+        was, fresh, result = (
             by_value(*x, kind) for x in ((old_job, old_state), (job, untouched), (job, state))
         )
-        for table, rows in found.items():
+        for table, rows in result.items():
             for value, row in rows.items():
                 expected = was[table].get(value, fresh[table][value])
                 np.testing.assert_array_equal(row, expected, err_msg=f"{kind} {table} {value}")
@@ -171,9 +171,9 @@ def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypa
     assert any(length % 3 for length in pieces)
     assert not any(len(piece) % 3 for _, piece in arrays.pieces("rows.dim300", 3))
     job, state = started(tmp_path / "run", c, tmp_path / "next")
-    was, found = (by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
-    assert list(was) == list(found)
-    np.testing.assert_array_equal(list(was.values()), list(found.values()))
+    was, result = (by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
+    assert list(was) == list(result)
+    np.testing.assert_array_equal(list(was.values()), list(result.values()))
 
 
 MODELS = {
@@ -215,18 +215,18 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     weights = weights_of(old_state)
     silent = weights._replace(rows=_without(old_job, weights.rows, "item"))
     expected = predictions(old_job, silent)
-    mine = weights_of(state)
-    mine = mine._replace(rows=_without(job, mine.rows, "item"))
-    np.testing.assert_allclose(predictions(job, mine), expected, rtol=1e-5, atol=1e-6)
+    local = weights_of(state)
+    local = local._replace(rows=_without(job, local.rows, "item"))
+    np.testing.assert_allclose(predictions(job, local), expected, rtol=1e-5, atol=1e-6)
 
     # Back again: the two features are new, and their inputs are zero.
     job, state = saved(new, tmp_path / "next")
     back_job, back = started(tmp_path / "next", old, tmp_path / "back", lines)
     assert "new features: f1, item" in lines[1]
-    mine, theirs = weights_of(state), weights_of(back)
-    mine = mine._replace(rows=_without(job, mine.rows, "item"))
+    local, theirs = weights_of(state), weights_of(back)
+    local = local._replace(rows=_without(job, local.rows, "item"))
     theirs = theirs._replace(rows=_without(back_job, theirs.rows, "item"))
-    expected = predictions(job, mine)
+    expected = predictions(job, local)
     np.testing.assert_allclose(predictions(back_job, theirs), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -241,11 +241,11 @@ def test_what_reads_layers_of_floats_that_are_new_or_gone_keeps_its_vectors(
     new = config(raw, model__dense_mlp_units=after)
     job, state = started(tmp_path / "run", new, tmp_path / "next")
     states = old_state, state, job.program.init()
-    theirs, mine, fresh = (np.asarray(s.params["cross"]["layer_0"]["kernel"]) for s in states)
+    theirs, local, fresh = (np.asarray(s.params["cross"]["layer_0"]["kernel"]) for s in states)
     a, b = (widths[-1] if widths else 2 for widths in (before, after))
-    np.testing.assert_array_equal(mine[b:, b:], theirs[a:, a:])
-    np.testing.assert_array_equal(mine[:b], fresh[:b])
-    np.testing.assert_array_equal(mine[:, :b], fresh[:, :b])
+    np.testing.assert_array_equal(local[b:, b:], theirs[a:, a:])
+    np.testing.assert_array_equal(local[:b], fresh[:b])
+    np.testing.assert_array_equal(local[:, :b], fresh[:, :b])
 
 
 def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
@@ -267,14 +267,14 @@ def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
 def _without(job, rows, table):
     """Returns rows with zeros for missing values, which the list `seen` never reads."""
     (stack,) = (s for s in job.program.step_spec.embedding.layout.stacks if table in s.tables)
-    found = dict(rows)
+    result = dict(rows)
     (part,) = (p for p in job.program.step_spec.embedding.parts[stack.name] if p)
     at = stack.offsets[stack.tables.index(table)]
     place = int(part.position(np.array([at], np.int32))[0])
-    stored = np.array(found[part.name]).reshape(-1, part.width)
+    stored = np.array(result[part.name]).reshape(-1, part.width)
     stored[place] = 0
-    found[part.name] = jax.numpy.asarray(stored.reshape(-1, 128))
-    return found
+    result[part.name] = jax.numpy.asarray(stored.reshape(-1, 128))
+    return result
 
 
 def test_what_reads_pairs_of_features_starts_over_where_they_are_others(tmp_path):
@@ -286,8 +286,8 @@ def test_what_reads_pairs_of_features_starts_over_where_they_are_others(tmp_path
     new = config(raw, lists=(), floats=("f0",), **changes)
     job, state = started(tmp_path / "run", new, tmp_path / "next", lines)
     assert "new: params.tower.layer_0.kernel" in lines[0]
-    found, fresh = (s.params["tower"]["layer_0"]["kernel"] for s in (state, job.program.init()))
-    np.testing.assert_array_equal(found, fresh)
+    result, fresh = (s.params["tower"]["layer_0"]["kernel"] for s in (state, job.program.init()))
+    np.testing.assert_array_equal(result, fresh)
     bottom = before.params["cross"]["bottom"]["layer_0"]["kernel"]
     np.testing.assert_array_equal(state.params["cross"]["bottom"]["layer_0"]["kernel"], bottom[:1])
 
@@ -432,8 +432,8 @@ def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path, capsys
     for line in DAILY[1].strip().splitlines():
         verb, *args = line.replace("/data/", f"{tmp_path}/").split()[1:]
         cli.run([verb, *args])
-    told = json.loads((tmp_path / "run3" / "config.json").read_text())
-    assert told["data"]["store"] == f"{tmp_path}/day3"
+    lines = json.loads((tmp_path / "run3" / "config.json").read_text())
+    assert lines["data"]["store"] == f"{tmp_path}/day3"
 
     day3 = tmp_path / "day3"
     alone = [f"--config={day3}.py", f"--workdir={tmp_path / 'alone'}"]

@@ -32,22 +32,26 @@ def test_the_first_that_is_named_is_the_data_of_a_run(
     files.save(run, of_run, examples.small_schema(), {})
     c = tiny.config()
     c.data.update(fields)
-    found = data.locate(c.data, c.features, c.source, run, **options)
-    assert (found.path, found.is_direct, found.is_own) == (path.format(run=run), is_direct, is_own)
-    assert found.exists() == is_direct
+    result = data.locate(c.data, c.features, c.source, run, **options)
+    assert (result.path, result.is_direct, result.is_own) == (
+        path.format(run=run),
+        is_direct,
+        is_own,
+    )
+    assert result.exists() == is_direct
 
 
 def test_a_run_that_names_no_store_has_its_own(tmp_path):
     files.save(tmp_path, default(), examples.small_schema(), {})
     c = tiny.config()
     for workdir in (tmp_path, tmp_path / "none yet"):
-        found = data.locate(c.data, c.features, c.source, workdir, inherits=True)
-        assert found.path == str(workdir / "data")
-        assert found.is_own
+        result = data.locate(c.data, c.features, c.source, workdir, inherits=True)
+        assert result.path == str(workdir / "data")
+        assert result.is_own
 
 
 def test_without_a_workdir_there_may_be_no_data(tmp_path):
     c = tiny.config()
-    found = data.locate(c.data, c.features, c.source, "", inherits=True)
-    assert not found.exists()
-    assert (found.path, found.is_own) == ("", False)
+    result = data.locate(c.data, c.features, c.source, "", inherits=True)
+    assert not result.exists()
+    assert (result.path, result.is_own) == ("", False)

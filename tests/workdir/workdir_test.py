@@ -92,8 +92,8 @@ def test_a_run_is_scored_and_exported_in_any_directory_with_the_store_that_it_ha
 ):
     monkeypatch.chdir(tmp_path / "there")
     another_store(tmp_path / "there" / "B1")
-    found = evaluate.evaluate(str(run))
-    assert found.data == str(tmp_path / "here" / "B1" / "valid")
+    result = evaluate.evaluate(str(run))
+    assert result.data == str(tmp_path / "here" / "B1" / "valid")
     assert evaluate.predict(str(run), output=str(tmp_path / "p.parquet")).rows == 1000
     export(str(run), output=str(tmp_path / "exported"))
 
@@ -128,13 +128,13 @@ def test_a_run_resumes_however_its_store_is_spelled(run, tmp_path, monkeypatch, 
     ],
 )
 def test_a_path_that_is_kept_means_what_was_typed(tmp_path, monkeypatch, typed, kept):
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    current, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     (elsewhere / "deep").mkdir(parents=True)
-    here.mkdir()
-    (here / "link").symlink_to(elsewhere / "deep")
-    monkeypatch.chdir(here)
+    current.mkdir()
+    (current / "link").symlink_to(elsewhere / "deep")
+    monkeypatch.chdir(current)
     tree = workdir._with_paths(to_plain(on_store(typed)), workdir._absolute)
-    assert tree["data"]["store"] == kept.format(here=here, elsewhere=elsewhere)
+    assert tree["data"]["store"] == kept.format(here=current, elsewhere=elsewhere)
 
 
 def test_files_are_kept_by_absolute_paths_only_where_they_are_read_again(tmp_path, monkeypatch):
@@ -153,8 +153,8 @@ def test_files_are_kept_by_absolute_paths_only_where_they_are_read_again(tmp_pat
 
 
 def test_another_store_where_that_of_the_run_was_is_rejected_unless_it_is_given(run, tmp_path):
-    here = tmp_path / "here" / "B1"
-    shutil.rmtree(here)
+    current = tmp_path / "here" / "B1"
+    shutil.rmtree(current)
     c = tiny.config()
     c.features.dense = []  # nothing is fitted to the data, so a model of one can read the other
     for rows in (6000, 6001):
@@ -162,12 +162,12 @@ def test_another_store_where_that_of_the_run_was_is_rejected_unless_it_is_given(
         path = tmp_path / str(rows)
         prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
     run = tmp_path / "without_floats"
-    shutil.move(tmp_path / "6000", here)
-    c.data.store = str(here)
+    shutil.move(tmp_path / "6000", current)
+    c.data.store = str(current)
     saved(c, run)
     evaluate.evaluate(str(run))
-    shutil.rmtree(here)
-    shutil.move(tmp_path / "6001", here)
+    shutil.rmtree(current)
+    shutil.move(tmp_path / "6001", current)
     message = "here/B1/train: must be the data .*without_floats was trained on"
     output = str(tmp_path / "output")
     for rejected in (
@@ -178,8 +178,8 @@ def test_another_store_where_that_of_the_run_was_is_rejected_unless_it_is_given(
         with pytest.raises(InputError, match=message):
             rejected()
     assert not Path(output).exists()
-    evaluate.evaluate(str(run), data=str(here))
-    export(str(run), output=output, data=str(here))
+    evaluate.evaluate(str(run), data=str(current))
+    export(str(run), output=output, data=str(current))
 
 
 def below(folder):
@@ -246,11 +246,11 @@ def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, 
 def test_who_holds_a_workdir_is_reported_and_how_to_free_it_of_one_that_is_lost(tmp_path):
     """An NFS server may keep the lock of a machine that was preempted."""
     with lock.locked(tmp_path):
-        here = rf"process {os.getpid()} on {re.escape(socket.gethostname())} since \d{{4}}-"
-        told = rf"{here}.* remove {tmp_path}/.lock"
-        with pytest.raises(RunError, match=told) as found, lock.locked(tmp_path):
+        current = rf"process {os.getpid()} on {re.escape(socket.gethostname())} since \d{{4}}-"
+        lines = rf"{current}.* remove {tmp_path}/.lock"
+        with pytest.raises(RunError, match=lines) as result, lock.locked(tmp_path):
             pass
-        assert found.value.exit_status == 1  # a later start may succeed
+        assert result.value.exit_status == 1  # a later start may succeed
         (tmp_path / ".lock").unlink()
         with lock.locked(tmp_path):
             pass
@@ -262,8 +262,8 @@ def test_a_file_system_without_locks_is_rejected(tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    told = f"--workdir: {tmp_path} must be .* with locks"
-    with pytest.raises(InputError, match=told), lock.locked(tmp_path):
+    lines = f"--workdir: {tmp_path} must be .* with locks"
+    with pytest.raises(InputError, match=lines), lock.locked(tmp_path):
         pass
 
 

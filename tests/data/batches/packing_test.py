@@ -53,22 +53,26 @@ def _examples(random, n, lists, longest=5):
     values[random.random(len(values)) < 0.1] = PAD
     weights = None
     if any(f.weighted for f in lists):
-        own = np.repeat(np.tile([f.weighted for f in lists], n), lengths.reshape(-1))
-        weights = np.where(own, random.choice(np.float32([0, 0.5, 1, 3]), len(own)), np.float32(1))
+        alone = np.repeat(np.tile([f.weighted for f in lists], n), lengths.reshape(-1))
+        weights = np.where(
+            alone, random.choice(np.float32([0, 0.5, 1, 3]), len(alone)), np.float32(1)
+        )
     return lengths, values, weights
 
 
 def _unpack(lengths, values, weights):
     """Returns [example][list] -> (ids, weights), by reading the values one at a time."""
-    place, found = 0, []
+    place, result = 0, []
     for row in lengths:
-        found.append([])
+        result.append([])
         for count in row:
             ids = [int(v) for v in values[place : place + count]]
-            own = [1.0] * count if weights is None else [float(w) for w in weights[place:][:count]]
-            found[-1].append((ids, own))
+            alone = (
+                [1.0] * count if weights is None else [float(w) for w in weights[place:][:count]]
+            )
+            result[-1].append((ids, alone))
             place += count
-    return found
+    return result
 
 
 def _cut_longest_first(lists, room):
@@ -77,7 +81,7 @@ def _cut_longest_first(lists, room):
     while sum(sizes) > room:
         longest = max(sizes)
         sizes[max(i for i, s in enumerate(sizes) if s == longest)] -= 1
-    return [(ids[:size], own[:size]) for (ids, own), size in zip(lists, sizes, strict=True)]
+    return [(ids[:size], alone[:size]) for (ids, alone), size in zip(lists, sizes, strict=True)]
 
 
 def _reference(lay, lengths, values, weights, group, capacities):
@@ -97,18 +101,20 @@ def _reference(lay, lengths, values, weights, group, capacities):
             before = [row[i] for row in rows for i in stack.lists]
             after = _cut_longest_first(before, room)
             place = 0
-            for segment, ((kept, own), (all_ids, _)) in enumerate(zip(after, before, strict=True)):
+            for segment, ((kept, alone), (all_ids, _)) in enumerate(
+                zip(after, before, strict=True)
+            ):
                 index = segment % len(stack.lists)
                 feature = lay.schema.ragged[stack.lists[index]]
                 dropped[g, stack.lists[index]] += len(all_ids) - len(kept)
-                own = own if feature.weighted else [1.0] * len(kept)
+                alone = alone if feature.weighted else [1.0] * len(kept)
                 norm = {
                     "sum": 1.0,
-                    "mean": sum(own),
-                    "sqrtn": sum(w * w for w in own) ** 0.5,
+                    "mean": sum(alone),
+                    "sqrtn": sum(w * w for w in alone) ** 0.5,
                 }[feature.combiner]
                 table = stack.tables[stack.list_tables[index]]
-                for value, weight in zip(kept, own, strict=True):
+                for value, weight in zip(kept, alone, strict=True):
                     ids[g, place] = PAD if value == PAD else stack_rows(stack, table, [value])[0]
                     segments[g, place] = segment
                     factors[g, place] = weight / norm if norm else 0
@@ -236,12 +242,12 @@ def _places(schema, stack, examples):
     walked = _unpack(examples.list_lengths, examples.list_values, None)
     rows = []
     for row, lists in zip(examples.ids, walked, strict=True):
-        found = [(columns[i], int(row[i])) for i in stack.columns]
+        result = [(columns[i], int(row[i])) for i in stack.columns]
         for i in stack.sequences:
             values = lists[i][0]
             values = values + [int(PAD)] * (schema.ragged[i].length - len(values))
-            found += [(schema.ragged[i].table, value) for value in values]
-        rows.append([v if v == PAD else stack_rows(stack, t, [v])[0] for t, v in found])
+            result += [(schema.ragged[i].table, value) for value in values]
+        rows.append([v if v == PAD else stack_rows(stack, t, [v])[0] for t, v in result])
     return np.array(rows, np.int32)
 
 
@@ -266,10 +272,10 @@ def test_ids_and_sequences_equal_a_loop_over_ids(seed, n, dims, any_hot, missing
     batch = batcher(examples)
     assert set(batch.ids) == {stack.name for stack in lay.stacks}
     for stack in lay.stacks:
-        found = batch.ids[stack.name]
-        assert found.dtype == np.int32
-        assert found.shape == (n, stack.places)
-        np.testing.assert_array_equal(found, _places(schema, stack, examples))
+        result = batch.ids[stack.name]
+        assert result.dtype == np.int32
+        assert result.shape == (n, stack.places)
+        np.testing.assert_array_equal(result, _places(schema, stack, examples))
     # Sequences are not packed.
     assert set(batch.lists) == {"dim8"}
     assert batch.dropped.shape == (1, 4)
@@ -441,12 +447,12 @@ def test_capacity_is_the_mean_and_some_deviations_of_a_groups_total():
     assert stack.lists == (0, 2, 3)
     totals = lengths[:, [0, 2, 3]].sum(axis=1)
     expected = 256 * totals.mean() + 8 * 16 * totals.std()
-    found = packing.capacity(stack, statistics, 256)
-    assert found % 128 == 0
-    assert 0 <= found - expected < 128
+    result = packing.capacity(stack, statistics, 256)
+    assert result % 128 == 0
+    assert 0 <= result - expected < 128
     groups = random.permutation(totals).reshape(-1, 256).sum(axis=1)
-    assert groups.max() <= found < 1.25 * groups.mean()
-    assert packing.capacity(stack, statistics, 256, slack=16.0) > found
+    assert groups.max() <= result < 1.25 * groups.mean()
+    assert packing.capacity(stack, statistics, 256, slack=16.0) > result
 
 
 def test_capacity_is_at_most_what_a_group_can_have_and_never_nothing():

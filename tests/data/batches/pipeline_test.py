@@ -144,9 +144,9 @@ def _check_content(batch, group):
         for index, (values, offset, factor) in enumerate(
             ((a, 0, 0.5), (b, _ROW_OFFSET, 1 / max(1, len(b))))
         ):
-            mine = lists.segments[g] == 2 * e + index
-            assert lists.ids[g][mine].tolist() == [v + offset for v in values]
-            np.testing.assert_allclose(lists.weights[g][mine], factor)
+            local = lists.segments[g] == 2 * e + index
+            assert lists.ids[g][local].tolist() == [v + offset for v in values]
+            np.testing.assert_allclose(lists.weights[g][local], factor)
     filler = lists.segments == PAD
     assert (lists.ids[filler] == PAD).all()
     assert (lists.weights[filler] == 0).all()
@@ -194,8 +194,8 @@ def test_a_batch_holds_whole_examples_with_all_their_features(store):
 def test_the_number_of_workers_follows_from_cores_and_accelerators(
     shards, cores, accelerators, expected
 ):
-    found = suitable_workers(shards, cores=cores, accelerators=accelerators)
-    assert found == expected
+    result = suitable_workers(shards, cores=cores, accelerators=accelerators)
+    assert result == expected
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -223,10 +223,10 @@ def test_every_example_occurs_once_in_each_epoch_of_the_shards_streams(store):
         epochs = 3
         steps = -(-epochs * -(-_ROWS // shards) // share)
         settings = {"shards": shards, "window_blocks": window_blocks, "num_steps": steps}
-        found = np.concatenate(
+        result = np.concatenate(
             [_rows(b) for b in _train(store, batch_size=shards * share, **settings)]
         )
-        streams = found.reshape(steps, shards, share).transpose(1, 0, 2).reshape(shards, -1)
+        streams = result.reshape(steps, shards, share).transpose(1, 0, 2).reshape(shards, -1)
         for epoch in range(epochs):
             seen = []
             for shard, stream in enumerate(streams):
@@ -356,17 +356,17 @@ def test_sizes_that_do_not_fit_are_rejected_with_the_numbers(store, changes, mes
 
 def test_threads_that_read_the_same_batches_get_each_call_once(store):
     expected = [execution.ids["dim8"].tobytes() for execution in _train(store, num_steps=200)]
-    batches, found = _train(store, num_steps=200), []
+    batches, result = _train(store, num_steps=200), []
 
     def read():
-        found.extend(execution.ids["dim8"].tobytes() for execution in batches)
+        result.extend(execution.ids["dim8"].tobytes() for execution in batches)
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == sorted(expected)
+    assert sorted(result) == sorted(expected)
 
 
 def _ids_of_groups(batches):
@@ -437,8 +437,8 @@ def test_an_evaluation_pass_sees_each_example_once_in_order(store, processes, pr
         wanted = np.array(expected[k * size : (k + 1) * size])
         np.testing.assert_array_equal(ids, np.where(real, wanted + _ROW_OFFSET, PAD))
         for p, (batch, _) in enumerate(executions):
-            mine = real[p * len(batch.dense) :][: len(batch.dense)]
-            _check_filler(batch, ~mine, 512)
+            local = real[p * len(batch.dense) :][: len(batch.dense)]
+            _check_filler(batch, ~local, 512)
     _check_content(passes[0][0][0], 512)
 
 
@@ -503,7 +503,7 @@ def test_values_that_came_after_a_model_are_unknown_to_it(tmp_path):
     users, tags = ["b", "new", "a", None], [["a", "new", "b"], ["newer"], [], ["b"]]
     new = _prepared(tmp_path / "new", users, tags, earlier=str(old.path))
     dims = {"user": 8, "fixed": 8, "numbers": 16}
-    found = {}
+    result = {}
     for name, schema in (("old", old.schema), ("new", new.schema)):
         rows = {"user": rows_in_model(schema.tables[0], new, lambda: old)}
         split = ViewedSplit(new.split("train"), View(new.schema, schema, rows))
@@ -516,13 +516,13 @@ def test_values_that_came_after_a_model_are_unknown_to_it(tmp_path):
         assert ids[:, 1].tolist() == [99 + offset, PAD, 99 + offset, PAD]
         assert (batch.ids["dim8"][4:] == PAD).all()
         assert batch.lists["dim16"].ids[0, :8].tolist() == [99, 3] * 4
-        found[name] = ids[:, 0].tolist(), lists.ids[0, :5].tolist(), ids[:, 2:].tolist()
+        result[name] = ids[:, 0].tolist(), lists.ids[0, :5].tolist(), ids[:, 2:].tolist()
         np.testing.assert_allclose(lists.weights[0, :5], [1 / 3, 1 / 3, 1 / 3, 1, 1], rtol=1e-6)
     a, b = 2, 3
     for name, new, newer in (("old", UNKNOWN_ROW, UNKNOWN_ROW), ("new", 4, 5)):
         none = [PAD, PAD, PAD]
         recent = [[new, b, PAD], [newer, PAD, PAD], none, [b, PAD, PAD]]
-        assert found[name] == ([b, new, a, 0], [a, new, b, newer, b], recent)
+        assert result[name] == ([b, new, a, 0], [a, new, b, newer, b], recent)
 
 
 def _fewer_rows(**rows):
@@ -620,8 +620,8 @@ def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, 
     assert done.returncode == 0, done.stderr
     plain, workers_equal, error = json.loads(done.stdout)
     expected = _collect(_train(store, num_steps=10, steps_per_execution=2))
-    found = np.concatenate([np.array(execution[:2]) for execution in plain])
-    np.testing.assert_array_equal(found, expected[1])
+    result = np.concatenate([np.array(execution[:2]) for execution in plain])
+    np.testing.assert_array_equal(result, expected[1])
     assert workers_equal
     assert "0 to 3" in error
 

@@ -52,12 +52,12 @@ def defined(block_rows, seed, shards, window, stages, passes):
 def served(order, block_rows, shard, start, stop):
     """Returns the places [start, stop) of a shard's stream, as numbers of stored examples."""
     starts = np.cumsum(block_rows) - block_rows
-    found = []
+    result = []
     for run in order.runs(shard, start, stop):
         spans, permutation = order.window(shard, run.turn, run.window)
         stored = [starts[s.block] + i for s in spans for i in range(s.start, s.stop)]
-        found += [int(stored[i]) for i in permutation[run.start : run.stop]]
-    return found
+        result += [int(stored[i]) for i in permutation[run.start : run.stop]]
+    return result
 
 
 @st.composite
@@ -91,17 +91,17 @@ def test_stages_follow_one_another_and_each_example_occurs_once_in_a_pass(case):
     total, ends = int(rows.sum()), np.cumsum(stages or [len(rows)])
     stage_of = np.repeat(np.searchsorted(ends, np.arange(len(rows)), side="right"), rows)
     pieces = [[order.piece(v, turn) for turn in range(len(ends))] for v in range(shards)]
-    sizes = [sum(stop - start for start, stop in own) for own in pieces]
+    sizes = [sum(stop - start for start, stop in alone) for alone in pieces]
     assert {total // shards, -(-total // shards)} >= set(sizes)
     streams = [served(order, rows, v, 0, size) for v, size in enumerate(sizes)]
     assert sorted(itertools.chain(*streams)) == list(range(total))
 
     first = [total] * len(ends)
     for stream in streams:
-        found = stage_of[stream]
-        assert (np.diff(found) >= 0).all()
-        for stage in set(found.tolist()):
-            first[stage] = min(first[stage], found.tolist().index(stage))
+        result = stage_of[stream]
+        assert (np.diff(result) >= 0).all()
+        for stage in set(result.tolist()):
+            first[stage] = min(first[stage], result.tolist().index(stage))
     assert order.first_places() == first
     # The streams finish a stage within one example of each other, so at most one batch has examples
     # of two stages.
@@ -131,8 +131,8 @@ def test_a_stage_has_another_order_in_every_pass():
     rows = np.full(12, 10)
     order = Order(rows, seed=0, shards=1, window=15, stages=(6, 6))
     passes = [served(order, rows, 0, 120 * p, 120 * (p + 1)) for p in range(3)]
-    assert len({tuple(found[:60]) for found in passes}) == 3
-    assert all(sorted(found[:60]) == list(range(60)) for found in passes)
+    assert len({tuple(result[:60]) for result in passes}) == 3
+    assert all(sorted(result[:60]) == list(range(60)) for result in passes)
 
 
 def test_stages_that_are_not_all_blocks_are_rejected():
@@ -180,9 +180,9 @@ def _write(folder, **options):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    found = _write(tmp_path_factory.mktemp("order"))
-    assert found.split("train").block_rows.tolist() == [n for rows in _DAYS.values() for n in rows]
-    return found
+    result = _write(tmp_path_factory.mktemp("order"))
+    assert result.split("train").block_rows.tolist() == [n for rows in _DAYS.values() for n in rows]
+    return result
 
 
 def _train(store, split="train", **changes):
@@ -192,9 +192,9 @@ def _train(store, split="train", **changes):
 
 def _rows(batches, executions=None):
     """Returns the row numbers of the examples of some executions, i64[steps, B]."""
-    found = [np.array(b.dense[..., 0], np.int64) for b in itertools.islice(batches, executions)]
+    result = [np.array(b.dense[..., 0], np.int64) for b in itertools.islice(batches, executions)]
     batches.close()
-    return np.concatenate(found)
+    return np.concatenate(result)
 
 
 def test_days_follow_one_another_in_the_batches(store):
@@ -204,9 +204,9 @@ def test_days_follow_one_another_in_the_batches(store):
     days = _DAY_OF[whole]
     one_pass = days[: _ROWS // 32]
     assert (np.diff([d.max() for d in one_pass]) >= 0).all()
-    for first, found in zip(batches.first_steps, range(len(_DAYS)), strict=True):
-        assert (days[:first] < found).all()
-        assert (days[first] == found).any()
+    for first, result in zip(batches.first_steps, range(len(_DAYS)), strict=True):
+        assert (days[:first] < result).all()
+        assert (days[first] == result).any()
     assert (days[_ROWS // 32 + 1 :] == 0).all()
     # The same with days that are selected by name.
     some = _rows(_train(store, "train/2024-05-02:2024-05-04", num_steps=6))
@@ -240,15 +240,15 @@ def test_a_run_that_resumes_with_other_processes_sees_each_example_once(store, o
     steps = -(-_ROWS // _SETTINGS["batch_size"])
     steps += steps % 2
     parts = [(0, 3, 1), (6, 5, 2), (16, (steps - 16) // 2, 1)]
-    found = []
+    result = []
     for first, executions, count in parts:
-        mine = []
+        local = []
         for process in range(count):
             batches = _train(store, order=order, process=(process, count), num_steps=steps)
             batches.seek(first)
-            mine.append(_rows(batches, executions))
-        found.append(np.concatenate(mine, axis=1))
-    seen = np.concatenate(found)
+            local.append(_rows(batches, executions))
+        result.append(np.concatenate(local, axis=1))
+    seen = np.concatenate(result)
     np.testing.assert_array_equal(seen, _rows(_train(store, order=order, num_steps=steps)))
     streams = seen.reshape(steps, _SETTINGS["shards"], share).transpose(1, 0, 2).reshape(8, -1)
     epoch = [s[: (v + 1) * _ROWS // 8 - v * _ROWS // 8] for v, s in enumerate(streams)]

@@ -19,12 +19,12 @@ def chunk_of(**columns):
 
 def lists(values, **settings):
     """Returns the ids of each cell, and their weights if there are any."""
-    found = cells.list_elements(RaggedSpec(("h",), **settings), chunk_of(h=values))
-    ends = np.cumsum(found.ids.lengths).tolist()
+    result = cells.list_elements(RaggedSpec(("h",), **settings), chunk_of(h=values))
+    ends = np.cumsum(result.ids.lengths).tolist()
     bounds = list(zip([0, *ends], ends, strict=False))
-    ids = found.ids.values.to_pylist()
+    ids = result.ids.values.to_pylist()
     by_cell = [ids[a:b] for a, b in bounds]
-    return by_cell if found.weights is None else (by_cell, found.weights.tolist())
+    return by_cell if result.weights is None else (by_cell, result.weights.tolist())
 
 
 BRACKETS = [
@@ -56,8 +56,8 @@ def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brac
     with pytest.raises(BadRows, match=r"row 3, column h: must be .*not in brackets or quotes"):
         lists(["7", cell], separator=separator)
     plain = separator.join(["7", "9"])
-    found = lists([plain, cell, None], separator=separator, brackets="read")
-    assert found == [["7", "9"], ids, []]
+    result = lists([plain, cell, None], separator=separator, brackets="read")
+    assert result == [["7", "9"], ids, []]
     assert lists([cell], separator=separator, brackets="keep") == [cell.split(separator)]
 
 
@@ -90,10 +90,10 @@ def test_padding_is_left_out_with_its_weights():
     assert lists(typed, padding=("", "-1", "x")) == [[3], [], [0]]
     assert lists([[3.0, -1.0, None]], padding=("", "-1")) == [[3.0]]
     entry = RaggedSpec(("h",), weights="w", padding=("0",))
-    found = cells.list_elements(entry, chunk_of(h=["5|0|6", "0"], w=["1|2|3", "4"]))
-    assert found.ids.values.to_pylist() == ["5", "6"]
-    assert found.ids.lengths.tolist() == [2, 0]
-    assert found.weights.tolist() == [1, 3]
+    result = cells.list_elements(entry, chunk_of(h=["5|0|6", "0"], w=["1|2|3", "4"]))
+    assert result.ids.values.to_pylist() == ["5", "6"]
+    assert result.ids.lengths.tolist() == [2, 0]
+    assert result.weights.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("values", [["a", "a||b"], [["a"], ["a", None, "b"]]])
@@ -103,10 +103,10 @@ def test_an_empty_id_is_rejected_with_the_field_that_leaves_it_out(values):
 
 
 def test_ids_and_weights_may_be_in_one_cell():
-    found = lists(["12:0.5|13:2", "", "a:b:1e-1"], weight_separator=":")
-    assert found == ([["12", "13"], [], ["a:b"]], [0.5, 2, 0.1])
-    found = lists(["12:0.5||0", "13:1"], weight_separator=":", padding=("", "0"))
-    assert found == ([["12"], ["13"]], [0.5, 1])
+    result = lists(["12:0.5|13:2", "", "a:b:1e-1"], weight_separator=":")
+    assert result == ([["12", "13"], [], ["a:b"]], [0.5, 2, 0.1])
+    result = lists(["12:0.5||0", "13:1"], weight_separator=":", padding=("", "0"))
+    assert result == ([["12"], ["13"]], [0.5, 1])
     with pytest.raises(BadRows, match="row 3, column h: must be a list of ids and weights"):
         lists(["1:1", "1:1|2"], weight_separator=":")
     with pytest.raises(BadRows, match="row 2, column h: must be 0 or a finite number.*'x'"):
@@ -138,10 +138,10 @@ def test_a_vector_is_as_many_floats(values):
     chunk = chunk_of(e=values, x=[10, 20, 30])
     names = [f"e[{k}]" for k in range(4)]
     entries = [DenseSpec((name,), length=4, separator="|") for name in names]
-    found = raw_floats([*entries, DenseSpec(("x",))], chunk)
+    result = raw_floats([*entries, DenseSpec(("x",))], chunk)
     nan = np.nan
     expected = [[1, 2, 3, 4, 10], [nan, nan, nan, nan, 20], [5, nan, 7, 8, 30]]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_a_vector_of_another_length_is_rejected_with_its_row():

@@ -127,9 +127,9 @@ def test_derived_values_are_those_of_plain_python(stores, reader):
     block, first = (s.split("train").read_block(0) for s in (store, stores[0]["parquet"]))
     assert np.array_equal(block.ids, first.ids)
     assert np.array_equal(block.dense, first.dense)
-    found = block.kept.to_pylist()
+    result = block.kept.to_pylist()
     for name in NAMES:
-        values, reference = [row[name] for row in found], [row[name] for row in expected]
+        values, reference = [row[name] for row in result], [row[name] for row in expected]
         if name == "log":  # NumPy may round the last bit in another way
             values, reference = ([v and float(f"{v:.12g}") for v in c] for c in (values, reference))
         assert values == reference

@@ -30,8 +30,8 @@ def seconds(values, kind=None, time_format=""):
 
 
 def of_python(text):
-    found = datetime.datetime.fromisoformat(text)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    result = datetime.datetime.fromisoformat(text)
+    return (result if result.tzinfo else result.replace(tzinfo=UTC)).timestamp()
 
 
 TEXTS = [
@@ -57,8 +57,8 @@ def test_text_of_every_form_is_read_as_python_reads_it():
 
 
 def test_a_fraction_counts_to_the_microsecond():
-    found = seconds(["1970-01-01 00:00:01.123456789", "1970-01-01T00:00:01.123456789Z"])
-    assert found == [1.123456, 1.123456]
+    result = seconds(["1970-01-01 00:00:01.123456789", "1970-01-01T00:00:01.123456789Z"])
+    assert result == [1.123456, 1.123456]
 
 
 def test_numbers_are_seconds_also_as_text_and_beside_dates():
@@ -130,8 +130,8 @@ def test_days_since_1970_are_read_as_declared():
 
 @pytest.mark.parametrize("missing", [None, ""])
 def test_a_missing_time_is_nan(missing):
-    found = seconds(["2024-05-01", missing, "1714521600"])
-    assert np.isnan(found).tolist() == [False, True, False]
+    result = seconds(["2024-05-01", missing, "1714521600"])
+    assert np.isnan(result).tolist() == [False, True, False]
     with pytest.raises(BadRows, match=r"day.csv, row 3, column when: must be a time.*an empty"):
         times.seconds(column(["2024-05-01", missing]), missing=False)
 
@@ -154,10 +154,10 @@ def test_times_of_arrow_are_read_as_python_reads_them(values):
             array = pa.array(values, pa.timestamp("us")).cast(pa.timestamp(unit), safe=False)
             # A time zone changes the representation of an instant, not the instant.
             array = array.cast(pa.int64()).cast(pa.timestamp(unit, zone))
-            found = np.array(seconds(array))
-            assert np.abs(found - whole).max() <= 1.5 * 10.0**-digits
+            result = np.array(seconds(array))
+            assert np.abs(result - whole).max() <= 1.5 * 10.0**-digits
             if unit == "us":
-                np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+                np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
     dates = [v.date() for v in values]
     midnights = [datetime.datetime(d.year, d.month, d.day, tzinfo=UTC).timestamp() for d in dates]
     assert seconds(dates, pa.date32()) == midnights
@@ -195,8 +195,8 @@ def test_a_column_of_a_type_without_times_is_rejected():
 
 
 def test_days_are_those_of_utc():
-    found = times.days(np.array([-1.0, 0.0, 86_399.0, 86_400.0, np.nan]))
-    assert found.astype(str).tolist() == [
+    result = times.days(np.array([-1.0, 0.0, 86_399.0, 86_400.0, np.nan]))
+    assert result.astype(str).tolist() == [
         "1969-12-31", "1970-01-01", "1970-01-01", "1970-01-02", "NaT",
     ]  # fmt: skip
 

@@ -268,11 +268,11 @@ def test_nothing_of_other_attempts_is_in_a_store(tmp_path, small_units, place):
     assert system.find("/again_test/store") == sorted(
         f"/again_test/store/{name}" for name in content(expected)
     )
-    found = {
+    result = {
         name.removeprefix("/again_test/store/"): system.cat(name)
         for name in system.find("/again_test/store")
     }
-    assert found == content(expected)
+    assert result == content(expected)
 
 
 def test_records_that_another_attempt_skipped_are_not_reported(tmp_path, small_units):
@@ -310,6 +310,6 @@ def test_a_store_at_a_url_leaves_what_others_have_below_it(tmp_path, small_units
     store = run("memory://again_others", train, runner=Local(1))
     assert not [name for name in system.find("/again_others/vocabulary") if "*" in name]
     assert system.cat("/again_others/mine/data.arrow") == b"mine"
-    for found in (store, below):
-        assert len(list(found.split("train").blocks())) == 2
-        assert len(found.vocabulary("user")[0]) > 1
+    for result in (store, below):
+        assert len(list(result.split("train").blocks())) == 2
+        assert len(result.vocabulary("user")[0]) > 1

@@ -188,9 +188,9 @@ def leave(settings, unit, errors):
 )
 def test_the_error_of_the_first_unit_comes_out(tmp_path, error, kind):
     errors = {"directory": tmp_path, 7: error} | {i: InputError("another") for i in range(8, 20)}
-    with pytest.raises(kind) as found:
+    with pytest.raises(kind) as result:
         Beam("DirectRunner").run(leave, settings_at(tmp_path / "store"), units(20)[::-1], errors)
-    assert str(found.value) == str(error)
+    assert str(result.value) == str(error)
     # Each unit runs once, otherwise the error would be that the file exists.
     assert {int(path.name) for path in tmp_path.iterdir() if path.is_file()} >= set(range(8))
 
@@ -264,7 +264,7 @@ def test_what_workers_import_does_not_import_jax():
     program = "import sys; from jaxrank.data.prepare import beam, encode_unit, fit_unit;"
     program += " print('jaxrank.data.encode.encoder' in sys.modules,"
     program += " [name for name in ('jax', 'flax', 'optax', 'orbax') if name in sys.modules])"
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert found.stdout == "True []\n"
+    assert result.stdout == "True []\n"

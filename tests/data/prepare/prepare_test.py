@@ -298,10 +298,10 @@ def test_records_are_skipped_in_learning_as_in_encoding(tmp_path, log):
             options=dict(on_error=on_error),
         )  # fmt: skip
 
-    found = prepared("skipped", "skip")
+    result = prepared("skipped", "skip")
     kept = rows if log else rows[1:]
-    assert found.vocabulary("user")[0] == [user for *_, user in kept]
-    block = whole(found)
+    assert result.vocabulary("user")[0] == [user for *_, user in kept]
+    block = whole(result)
     assert block.ids[:, 0].tolist() == list(range(2, 2 + len(kept)))
     assert block.dense[:, 0].mean() == pytest.approx(0, abs=1e-6)
     if log:
@@ -333,11 +333,11 @@ def test_hashed_rows_are_stable_and_in_range(tmp_path):
     rows = [[1, u] for u in [*users, ""]]
     ids = [dict(columns="user", encoding="hash", rows=100, salt="s:")]
     store = prepare_csv(tmp_path, ["label", "user"], rows, categorical=ids)
-    found = whole(store).ids[:, 0]
+    result = whole(store).ids[:, 0]
     expected = [2 + xxhash.xxh64_intdigest(("s:" + u).encode()) % 98 for u in users]
-    assert found.tolist() == [*expected, MISSING_ROW]
-    assert found[:3].tolist() == [64, 4, 76]  # fixed, because stored models depend on it
-    assert set(found[:-1].tolist()) == set(range(2, 100))
+    assert result.tolist() == [*expected, MISSING_ROW]
+    assert result[:3].tolist() == [64, 4, 76]  # fixed, because stored models depend on it
+    assert set(result[:-1].tolist()) == set(range(2, 100))
     assert store.schema.tables[0].rows == 100
     other = prepare_csv(
         tmp_path, ["label", "user"], rows, categorical=[ids[0] | dict(salt="t:")], name="other"
@@ -442,8 +442,8 @@ def test_hashes_of_ids_outside_their_table_are_stable(tmp_path):
     values = ["-1", "100", "18446744073709551616", "0018446744073709551616"]
     ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="hash")]
     store = prepare_csv(tmp_path, ["label", "user"], [[1, v] for v in values], categorical=ids)
-    found = whole(store).ids[:, 0].tolist()
-    assert found == [28, 30, 91, 91]  # fixed, because stored models depend on it
+    result = whole(store).ids[:, 0].tolist()
+    assert result == [28, 30, 91, 91]  # fixed, because stored models depend on it
 
 
 def test_ids_outside_their_tables_are_counted_by_feature_and_reported(tmp_path):
@@ -471,10 +471,10 @@ def test_ids_outside_their_tables_are_counted_by_feature_and_reported(tmp_path):
         report=lines.append,
     )  # fmt: skip
     statistics = store.split("train").statistics
-    found = {
+    result = {
         n: f["out_of_range"] for p in ("categorical", "ragged") for n, f in statistics[p].items()
     }
-    assert found == {"a": 2, "b": 1, "c": 2, "l": 6, "m": 0}
+    assert result == {"a": 2, "b": 1, "c": 2, "l": 6, "m": 0}
     assert whole(store).ids.tolist() == [[10, 5, 3, 0], [10, 9, PAD, PAD], [PAD, 10, 12, 12]]
     assert [t.rows for t in store.schema.tables] == [11, 13, 10]
     assert [line for line in lines if "out of range" in line] == [
@@ -503,9 +503,9 @@ def test_tables_with_other_policies_are_other_tables(tmp_path):
         stores[policy] = prepare_csv(
             tmp_path, ["label", "user"], [[1, 0], [1, 8]], categorical=ids, name=policy
         )
-    for mine, store in stores.items():
+    for local, store in stores.items():
         for other, table in ((p, s.schema.tables[0]) for p, s in stores.items()):
-            assert store.extends(table) == (mine == other)
+            assert store.extends(table) == (local == other)
     assert stores["error"].schema.tables[0].checksum == ""  # as in versions without the option
 
 
@@ -554,11 +554,11 @@ def test_floats_are_logged_and_scaled_over_what_is_there(tmp_path):
     assert floats[2, 0] == 0
     assert floats[:, 1].tolist() == [0, 0, 1, 0, 0]
     assert floats[:, 2].tolist() == [0] * 5  # a constant column, and missing values
-    found = store.split("train").statistics["dense"]
-    assert found["x"]["missing"] == 1
+    result = store.split("train").statistics["dense"]
+    assert result["x"]["missing"] == 1
     for name, expected in (("mean", values.mean()), ("std", values.std()), ("max", 1e6)):
-        assert found["x"][name] == pytest.approx(expected)
-    assert found["y"] == {"missing": 2, "mean": 4, "std": 0, "min": 4, "max": 4}
+        assert result["x"][name] == pytest.approx(expected)
+    assert result["y"] == {"missing": 2, "mean": 4, "std": 0, "min": 4, "max": 4}
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -693,12 +693,12 @@ def test_statistics_of_list_lengths_equal_those_of_numpy(tmp_path, monkeypatch):
         store = prepare(
             features, source, tmp_path / f"store{size}", block_size=size, report=lambda _: None
         )
-        found = store.split("train").statistics["list_lengths"]
+        result = store.split("train").statistics["list_lengths"]
         runs = [lengths[i : i + MAX_GROUP].sum(axis=0) for i in range(n)]
-        assert found["max_total_per_run"] == np.max(runs, axis=0).tolist()
-        assert found["max_per_example"] == lengths.max(axis=0).tolist()
-        np.testing.assert_allclose(found["mean"], lengths.mean(axis=0))
-        np.testing.assert_allclose(found["covariance"], np.cov(lengths.T, bias=True))
+        assert result["max_total_per_run"] == np.max(runs, axis=0).tolist()
+        assert result["max_per_example"] == lengths.max(axis=0).tolist()
+        np.testing.assert_allclose(result["mean"], lengths.mean(axis=0))
+        np.testing.assert_allclose(result["covariance"], np.cov(lengths.T, bias=True))
 
 
 # Columns and blocks.
@@ -776,8 +776,8 @@ def test_a_pattern_passes_over_what_other_entries_name(features, expected):
         with pytest.raises(InputError, match=r"categorical\[0\].columns: 'p\*' matches no column"):
             resolve(spec, columns)
         return
-    found = resolve(spec, columns)
-    assert ([f.name for f in found.dense], sorted(f.name for f in found.categorical)) == expected
+    result = resolve(spec, columns)
+    assert ([f.name for f in result.dense], sorted(f.name for f in result.categorical)) == expected
 
 
 def test_two_thousand_columns_by_pattern(tmp_path):

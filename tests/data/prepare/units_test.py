@@ -47,9 +47,9 @@ def test_rejected_records_are_json_whatever_numbers_they_hold(tmp_path):
         raise AssertionError(constant)
 
     lines = (store.path / "rejected.jsonl").read_text().splitlines()
-    found = [json.loads(line, parse_constant=rejected)["record"] for line in lines]
-    assert [r["x"] for r in found] == ["nan", "-inf"]
-    assert [r["more"] for r in found] == [{"of": ["nan", None]}, {"of": ["-inf", None]}]
+    result = [json.loads(line, parse_constant=rejected)["record"] for line in lines]
+    assert [r["x"] for r in result] == ["nan", "-inf"]
+    assert [r["more"] for r in result] == [{"of": ["nan", None]}, {"of": ["-inf", None]}]
 
 
 def test_the_store_is_the_same_from_any_number_of_processes(tmp_path, small_units):
@@ -90,8 +90,8 @@ def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_PART_BYTES", size // 3)
     cut = run(tmp_path / "cut", train)
     assert len(cut.entries["train"]["files"]) >= 60
-    for found in (store, cut):
-        numbers = join(list(found.split("train").blocks())).kept["n"].to_pylist()
+    for result in (store, cut):
+        numbers = join(list(result.split("train").blocks())).kept["n"].to_pylist()
         assert numbers == [str(i) for i in range(600)]
     a, b = (s.entries["train"]["statistics"] for s in (store, cut))
     assert a["categorical"] == b["categorical"]
@@ -162,8 +162,8 @@ def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(
     lines[100] += ",more"  # row 101 of the file
     Path(train).write_text("\n".join(lines) + "\n")
     left = [row for i, row in enumerate(rows) if i not in (10, 50, 51, 99, 199)]
-    told: list[str] = []
-    store = run(tmp_path / "store", train, on_error="skip", report=told.append)
+    reported: list[str] = []
+    store = run(tmp_path / "store", train, on_error="skip", report=reported.append)
     clean = run(tmp_path / "clean", write_csv(tmp_path / "clean.csv", left))
     assert store.split("train").fingerprint == clean.split("train").fingerprint
     assert store.schema == clean.schema
@@ -174,7 +174,7 @@ def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(
     assert by_row[12]["record"] | {"label": "2"} == by_row[12]["record"]
     assert by_row[52]["found"] == "'many'"
     assert "columns" in by_row[101]["must"]
-    assert any("5 record(s) skipped" in line for line in told)
+    assert any("5 record(s) skipped" in line for line in reported)
     with pytest.raises(InputError, match=r"at most 4 records may be skipped"):
         run(tmp_path / "few", train, on_error="skip", max_rejected=4)
     with pytest.raises(InputError, match="^--max-rejected: must be 0 or more: found -1"):
@@ -207,10 +207,10 @@ def test_with_null_values_the_store_is_that_of_empty_cells_and_skipped_records_a
         np.testing.assert_array_equal(getattr(whole, name), getattr(expected, name))
     assert whole.kept == expected.kept
     assert whole.kept["day"].null_count
-    (told,) = map(json.loads, (store.path / "rejected.jsonl").read_text().splitlines())
-    assert (told["row"], told["found"]) == (62, "'7'")
+    (lines,) = map(json.loads, (store.path / "rejected.jsonl").read_text().splitlines())
+    assert (lines["row"], lines["found"]) == (62, "'7'")
     written = dict(n="900", label="7", x="NaN", user="NULL", tags="\\N", day=None)
-    assert told["record"] == written
+    assert lines["record"] == written
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
         rejects, "_lines_before", lambda *place: counted.append(place) or real(*place)
     )
     store = run(tmp_path / "store", str(path), on_error="skip")
-    told = [json.loads(line) for line in (store.path / "rejected.jsonl").read_text().splitlines()]
-    assert [entry["row"] for entry in told] == list(range(402, 432))
+    lines = [json.loads(line) for line in (store.path / "rejected.jsonl").read_text().splitlines()]
+    assert [entry["row"] for entry in lines] == list(range(402, 432))
     assert len(counted) == 2  # for the part with invalid records, while fitting and encoding
 
 
@@ -296,10 +296,10 @@ def test_with_a_key_no_raw_value_is_in_any_file(tmp_path):
     assert dict(zip(values, counts.tolist(), strict=True)) == expected
     # The same examples read the same values.
     for name, block in (("user", "ids"), ("tags", "list_values")):
-        mine, theirs = store.vocabulary(name)[0], plain.vocabulary(name)[0]
+        local, theirs = store.vocabulary(name)[0], plain.vocabulary(name)[0]
         a = getattr(join(list(store.split("train").blocks())), block).reshape(-1)
         b = getattr(join(list(plain.split("train").blocks())), block).reshape(-1)
-        assert [mine[i - 2] for i in a] == [keyed(theirs[i - 2]) for i in b]
+        assert [local[i - 2] for i in a] == [keyed(theirs[i - 2]) for i in b]
     again = run(
         tmp_path / "again", train, features, on_error="skip", hash_key_file=str(key),
         vocabularies=str(store.path),

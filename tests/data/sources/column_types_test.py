@@ -45,7 +45,7 @@ def prepared(tmp_path, columns, **features):
 def test_values_that_are_the_same_have_the_same_rows_in_every_file(tmp_path, columns):
     store, _ = prepared(tmp_path, columns, categorical=[dict(columns="c")], keep=["label"])
     names = store.vocabulary("c")[0]
-    found = [names[row - 2] if row >= 2 else None for row in join(
+    result = [names[row - 2] if row >= 2 else None for row in join(
         list(store.split("train").blocks())).ids[:, 0].tolist()]  # fmt: skip
 
     def spelled(value):
@@ -54,7 +54,7 @@ def test_values_that_are_the_same_have_the_same_rows_in_every_file(tmp_path, col
         return value.decode() if isinstance(value, bytes) else (
             value if isinstance(value, str) else str(int(value)))  # fmt: skip
 
-    assert found == [spelled(v) for column in columns for v in column.to_pylist()]
+    assert result == [spelled(v) for column in columns for v in column.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_numbers_are_floats_whatever_their_types(tmp_path):
     decimals = pa.array([1.25, 2.5]).cast(pa.decimal128(5, 2))
     columns = [pa.array(NUMBERS), decimals, pa.array([True, False]), pa.array(NUMBERS, "f4")]
     store, _ = prepared(tmp_path, columns, dense=[dict(columns="c")])
-    found = np.concatenate([block.dense[:, 0] for block in store.split("train").blocks()])
-    assert found.tolist() == [3, 5, 1.25, 2.5, 1, 0, 3, 5]
+    result = np.concatenate([block.dense[:, 0] for block in store.split("train").blocks()])
+    assert result.tolist() == [3, 5, 1.25, 2.5, 1, 0, 3, 5]
 
 
 def test_ids_that_were_rounded_are_not_hidden_by_another_file(tmp_path):

@@ -28,11 +28,11 @@ def source_of(files, **more):
 
 def rows_of(chunks):
     """Returns (file, row, {column: value}) of every record."""
-    found = []
+    result = []
     for chunk in chunks:
         records = chunk.batch.to_pylist()
-        found += [(chunk.file, n, r) for n, r in zip(chunk.rows.tolist(), records, strict=True)]
-    return found
+        result += [(chunk.file, n, r) for n, r in zip(chunk.rows.tolist(), records, strict=True)]
+    return result
 
 
 def records(source, split="train"):
@@ -61,9 +61,9 @@ def test_directories_that_arrow_wrote_give_back_the_columns_that_they_were_made_
     pq.write_to_dataset(table, tmp_path / "clicks", partition_cols=["day", "hour"])
     source = source_of(str(tmp_path / "clicks"))
     assert source.columns("train") == ["n", "day", "hour"]
-    found = sorted(records(source), key=lambda record: record["n"])
-    assert found == table.to_pylist()
-    assert {type(record["hour"]) for record in found} == {int}
+    result = sorted(records(source), key=lambda record: record["n"])
+    assert result == table.to_pylist()
+    assert {type(record["hour"]) for record in result} == {int}
 
 
 def test_a_key_is_text_unless_all_its_values_in_all_splits_spell_int64(tmp_path):
@@ -142,17 +142,17 @@ def test_keys_that_some_paths_lack_or_have_twice_are_no_columns(tmp_path):
 def test_a_list_of_fixed_size_that_is_null_is_missing(tmp_path):
     values = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))
     path = write(tmp_path / "a.parquet", {"h": values, "name": ["a", "b", "ü"]})
-    found = records(source_of(path))
-    assert [record["h"] for record in found] == [[1, 2], None, [3, 4]]
-    assert [record["name"] for record in found] == ["a", "b", "ü"]
+    result = records(source_of(path))
+    assert [record["h"] for record in result] == [[1, 2], None, [3, 4]]
+    assert [record["name"] for record in result] == ["a", "b", "ü"]
 
 
 def test_times_of_int96_are_read_beyond_the_range_of_nanoseconds(tmp_path):
     times = [datetime.datetime(9999, 12, 31, 23, 59, 59), datetime.datetime(2024, 5, 1, 12, 30)]
     table = pa.table({"t": pa.array(times, pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
-    found = records(source_of(str(tmp_path / "a.parquet")))
-    assert [record["t"] for record in found] == times
+    result = records(source_of(str(tmp_path / "a.parquet")))
+    assert [record["t"] for record in result] == times
 
 
 # Parts.
@@ -197,12 +197,12 @@ def test_parts_of_a_source_that_was_sent_give_every_row_its_number_in_any_order(
     source = pickle.loads(pickle.dumps(source_of(path)))
     parts = source.parts("train")
     assert len(parts) == 3
-    found = []
+    result = []
     for part in reversed(parts):
         chunks = list(source.chunks(part, Rejects()))
         assert max(chunk.batch.num_rows for chunk in chunks) == 7
-        found.append(rows_of(chunks))
-    rows = [row for part in reversed(found) for row in part]
+        result.append(rows_of(chunks))
+    rows = [row for part in reversed(result) for row in part]
     assert [(n, record["n"]) for _, n, record in rows] == [(i, i) for i in range(1, 241)]
 
 

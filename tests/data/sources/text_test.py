@@ -38,13 +38,13 @@ def read(source, rejects=None, content=b""):
 
     `content` is the file's content, in which the lines before a chunk's offset are counted.
     """
-    found = []
+    result = []
     for part in source.parts("train"):
         for chunk in source.chunks(part, rejects or Rejects()):
             assert chunk.batch.num_rows == len(chunk.rows) > 0
             numbers = chunk.rows + content[: chunk.offset].count(b"\n")
-            found += zip(numbers.tolist(), chunk.batch.to_pylist(), strict=True)
-    return found
+            result += zip(numbers.tolist(), chunk.batch.to_pylist(), strict=True)
+    return result
 
 
 def expected(content, names=NAMES):
@@ -152,11 +152,11 @@ def test_a_part_has_the_lines_that_begin_in_it(tmp_path, small):
     #  parts:        |         |         |         |
     path.write_bytes(b"n\n2345678\n10\n13\n1678901234567\n33\n")
     source = source_of(path)
-    found = [
+    result = [
         [r["n"] for c in source.chunks(p, Rejects()) for r in c.batch.to_pylist()]
         for p in source.parts("train")
     ]
-    assert found == [["2345678"], ["10", "13", "1678901234567"], [], ["33"]]
+    assert result == [["2345678"], ["10", "13", "1678901234567"], [], ["33"]]
 
 
 def test_criteo_files_are_cut_too_and_have_no_quotes(tmp_path, small):
@@ -260,22 +260,22 @@ def bad_file(request, tmp_path, small):
 
 
 def test_the_first_bad_line_is_named_with_its_number_in_a_later_part(bad_file):
-    path, _, _, number, _, column, must, found = bad_file
+    path, _, _, number, _, column, must, result = bad_file
     column = f", column {column}" if column else ""
-    with rejected(f"a.csv, row {number}{column}: must", f"{must}: found {found}"):
+    with rejected(f"a.csv, row {number}{column}: must", f"{must}: found {result}"):
         read(source_of(path))
 
 
 def test_skipped_are_the_bad_lines_and_no_others(bad_file):
-    path, content, good, number, bad, column, must, found = bad_file
+    path, content, good, number, bad, column, must, result = bad_file
     wanted = [(n + (n >= number), record) for n, record in expected(good)]
     rejects = Rejects("skip", 1)
     assert read(source_of(path), rejects, content) == wanted
     (entry,) = map(json.loads, rejects.lines)
-    assert entry["found"].startswith(found)
+    assert entry["found"].startswith(result)
     record = bad.encode(errors="surrogateescape").decode(errors="backslashreplace")
-    told = dict(file=str(path), row=number, column=column, must=must, record=record)
-    assert entry == told | dict(found=entry["found"])
+    reported = dict(file=str(path), row=number, column=column, must=must, record=record)
+    assert entry == reported | dict(found=entry["found"])
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -287,9 +287,9 @@ def test_many_bad_lines_of_a_block_are_skipped_in_order(tmp_path, small, pack):
     for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
         small(*sizes)
         rejects = Rejects("skip", 1000)
-        found = read(source_of(path), rejects, content)
-        assert [number for number, _ in found] == [i for i in range(2, 500) if i % 7 and i % 5]
-        assert all(int(record["n"]) == number for number, record in found)
+        result = read(source_of(path), rejects, content)
+        assert [number for number, _ in result] == [i for i in range(2, 500) if i % 7 and i % 5]
+        assert all(int(record["n"]) == number for number, record in result)
         bad = [json.loads(line)["row"] for line in rejects.lines]
         assert bad == [i for i in range(2, 500) if not (i % 7 and i % 5)]
 
@@ -319,8 +319,8 @@ def test_an_empty_line_of_one_column_is_a_record_without_its_value(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b'n\n1\n\n2,3\n""\n4\n')
     rejects = Rejects("skip", 9)
-    found = [(number, record["n"]) for number, record in read(source_of(path), rejects)]
-    assert found == [(2, "1"), (3, None), (5, None), (6, "4")]
+    result = [(number, record["n"]) for number, record in read(source_of(path), rejects)]
+    assert result == [(2, "1"), (3, None), (5, None), (6, "4")]
     assert rejects.count == 1
 
 
@@ -437,12 +437,12 @@ def test_each_part_is_read_by_the_header_of_its_own_file(tmp_path, small, pack):
         source = source_of(tmp_path / "*.csv")
         assert source.columns("train") == NAMES
         assert pack is not bytes or sizes[0] > 300 or len(source.parts("train")) > 12
-        found = []
+        result = []
         for part in source.parts("train"):
             for chunk in source.chunks(part, Rejects()):
                 assert chunk.batch.schema.names == NAMES
-                found += chunk.batch.to_pylist()
-        assert found == wanted
+                result += chunk.batch.to_pylist()
+        assert result == wanted
 
 
 def test_splits_may_have_other_orders_and_quotes_in_them(tmp_path):
@@ -477,14 +477,14 @@ def test_bad_lines_of_another_order_are_reported_as_the_file_has_them(tmp_path, 
     path = tmp_path / "b.csv"
     path.write_bytes(b"price,n,name\n" + b"7,8,x\n" * 20 + b"7,8\n7,\xff,x\n" + b"9,8,y\n" * 20)
     rejects = Rejects("skip", 2)
-    found = [
+    result = [
         record for _, record in read(source_of(tmp_path / "*.csv"), rejects, path.read_bytes())
     ]
     good = dict(n="8", name="x", price="7")
     expected = [dict(n="0", name="a", price="1"), *[good] * 20]
-    assert found == expected + [dict(n="8", name="y", price="9")] * 20
-    told = [(e["row"], e["column"], e["record"]) for e in map(json.loads, rejects.lines)]
-    assert told == [(22, "", "7,8"), (23, "n", r"7,\xff,x")]
+    assert result == expected + [dict(n="8", name="y", price="9")] * 20
+    reported = [(e["row"], e["column"], e["record"]) for e in map(json.loads, rejects.lines)]
+    assert reported == [(22, "", "7,8"), (23, "n", r"7,\xff,x")]
 
 
 # Texts for missing values.
@@ -513,24 +513,24 @@ def test_cells_that_are_exactly_a_null_value_are_missing_in_every_column(tmp_pat
     path.write_bytes(pack(out.getvalue().encode()))
     for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
         small(*sizes)
-        found = [record for _, record in read(source_with(path, NULLS))]
-        assert found == [{n: None if v in NULLS else v for n, v in r.items()} for r in table]
-        found = [record for _, record in read(source_of(path))]
-        assert found == [{n: v or None for n, v in r.items()} for r in table]
+        result = [record for _, record in read(source_with(path, NULLS))]
+        assert result == [{n: None if v in NULLS else v for n, v in r.items()} for r in table]
+        result = [record for _, record in read(source_of(path))]
+        assert result == [{n: v or None for n, v in r.items()} for r in table]
 
 
 def test_in_quotes_a_null_value_is_missing_too_and_names_are_never_null(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('NULL,x\n"NULL",1\n"""NULL""",2\n')
-    found = [record for _, record in read(source_with(path, ("NULL",)))]
-    assert found == [{"NULL": None, "x": "1"}, {"NULL": '"NULL"', "x": "2"}]
+    result = [record for _, record in read(source_with(path, ("NULL",)))]
+    assert result == [{"NULL": None, "x": "1"}, {"NULL": '"NULL"', "x": "2"}]
 
 
 def test_a_nul_beside_null_values_of_rare_letters_is_no_null_value(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("n,x\n\0,1\n\0\0,2\na,3\n")
-    found = [record["n"] for _, record in read(source_with(path, ["\ue000", "\ue001", "\0\0"]))]
-    assert found == ["\0", None, "a"]
+    result = [record["n"] for _, record in read(source_with(path, ["\ue000", "\ue001", "\0\0"]))]
+    assert result == ["\0", None, "a"]
 
 
 def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
@@ -538,8 +538,8 @@ def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
     path = tmp_path / "a.csv"
     rows = [*nulls, nulls[0][:-1], nulls[1] + "a"]
     path.write_text("n,x\n" + "".join(f"{value},1\n" for value in rows))
-    found = [record["n"] for _, record in read(source_with(path, nulls))]
-    assert found == [None] * 64 + rows[64:]
+    result = [record["n"] for _, record in read(source_with(path, nulls))]
+    assert result == [None] * 64 + rows[64:]
 
 
 @pytest.mark.parametrize(
@@ -586,8 +586,8 @@ def test_a_line_of_null_values_only_has_no_value(tmp_path):
         read(source)
     rejects = Rejects("skip", 2)
     assert [number for number, _ in read(source, rejects)] == [2, 5]
-    told = [(e["row"], e["found"], e["record"]) for e in map(json.loads, rejects.lines)]
-    assert told == [(3, "only missing values", "NULL,,\\N"), (4, "an empty line", ",,")]
+    reported = [(e["row"], e["found"], e["record"]) for e in map(json.loads, rejects.lines)]
+    assert reported == [(3, "only missing values", "NULL,,\\N"), (4, "an empty line", ",,")]
 
 
 def test_a_record_is_reported_as_the_file_has_it(tmp_path, small):
@@ -599,14 +599,14 @@ def test_a_record_is_reported_as_the_file_has_it(tmp_path, small):
     for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
         small(*sizes)
         source = source_with(tmp_path / "*.csv", ["NULL"])
-        found = []
+        result = []
         for part in source.parts("train")[1:]:
             for chunk in source.chunks(part, Rejects("skip", 100)):
                 kept = chunk.without([0]) if len(chunk.rows) > 1 else chunk
-                found += [kept.record(i) for i in range(len(kept.rows))]
+                result += [kept.record(i) for i in range(len(kept.rows))]
                 assert all(value["n"] is None for value in kept.batch.to_pylist())
-        assert len(found) > 30
-        for record in found:
+        assert len(result) > 30
+        for record in result:
             assert list(record) == ["price", "n", "name"]
             assert record["price"] == "NULL"
             assert record["n"] is None
@@ -693,8 +693,8 @@ def test_escaped_quotes_are_read_as_declared(tmp_path, cell, value):
     path = tmp_path / "day.csv"
     path.write_text(f"n,name,price\n1,{cell},3\n2,x,4\n")
     if value is not None:
-        found = read(csv_source(path, escape="\\"))
-        assert [record["name"] for _, record in found] == [value, "x"]
+        result = read(csv_source(path, escape="\\"))
+        assert [record["name"] for _, record in result] == [value, "x"]
 
 
 @pytest.mark.parametrize(
@@ -725,8 +725,8 @@ def test_a_header_among_the_rows_is_rejected_and_may_be_skipped(tmp_path, small)
     with pytest.raises(InputError, match=r"row 62: must be a record: found the header again"):
         read(csv_source(path))
     rejects = Rejects("skip", 9)
-    found = read(csv_source(path), rejects, PLAIN + PLAIN)
-    assert [n for n, _ in found] == [*range(2, 62), *range(63, 123)]
+    result = read(csv_source(path), rejects, PLAIN + PLAIN)
+    assert [n for n, _ in result] == [*range(2, 62), *range(63, 123)]
     assert [json.loads(line)["row"] for line in rejects.lines] == [62]
     path.write_bytes(PLAIN + delimited.BYTE_ORDER_MARK + PLAIN)
     with pytest.raises(InputError, match=r"row 62: must be a record: found the header again"):
@@ -745,8 +745,8 @@ def test_a_header_among_the_rows_is_rejected_and_may_be_skipped(tmp_path, small)
 def test_files_without_a_line_of_names_have_declared_ones(tmp_path, small):
     path = tmp_path / "day.csv"
     path.write_bytes(PLAIN.removeprefix(HEADER))
-    found = read(csv_source(path, columns=NAMES))
-    assert [(n + 1, record) for n, record in found] == expected(PLAIN)
+    result = read(csv_source(path, columns=NAMES))
+    assert [(n + 1, record) for n, record in result] == expected(PLAIN)
     with pytest.raises(InputError, match=r"row 1: must have 2 columns: found 3"):
         read(csv_source(path, columns=NAMES[:2]))
     path.write_bytes(PLAIN)

@@ -35,10 +35,10 @@ def source_of(path, columns=None):
 
 def rows_of(source, rejects=None):
     """Returns (row, {column: value}) of every record."""
-    found = []
+    result = []
     for chunk in every_chunk(source, "train", rejects):
-        found += zip(chunk.rows.tolist(), chunk.batch.to_pylist(), strict=True)
-    return found
+        result += zip(chunk.rows.tolist(), chunk.batch.to_pylist(), strict=True)
+    return result
 
 
 def single(number):
@@ -117,8 +117,8 @@ def test_names_that_share_beginnings_ends_and_lengths_are_distinguished(tmp_path
         tmp_path / "a.tfrecord",
         [example({n: feature("int64", [v]) for n, v in r.items()}) for r in records],
     )
-    found = rows_of(source_of(path, dict.fromkeys(names, "int64")))
-    assert found == [(i, {n: r.get(n) for n in names}) for i, r in enumerate(records, start=1)]
+    result = rows_of(source_of(path, dict.fromkeys(names, "int64")))
+    assert result == [(i, {n: r.get(n) for n in names}) for i, r in enumerate(records, start=1)]
 
 
 def test_the_last_of_two_features_of_one_name_holds_as_in_any_map(tmp_path):
@@ -167,8 +167,8 @@ def test_a_field_that_is_no_entry_leads_to_no_other_record(tmp_path):
     assert first[:3] == b"\x0a" * 3
     other = field(1, field(2, KEY + b"xyz") + field(1, KEY + VALUE))
     records = [first] + [other] * 100
-    found = rows_of(source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"}))
-    assert [record["i"] for _, record in found] == [None] + [7] * 100
+    result = rows_of(source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"}))
+    assert [record["i"] for _, record in result] == [None] + [7] * 100
 
 
 def test_gzip_is_read_by_its_content_whatever_the_name(tmp_path):
@@ -195,8 +195,8 @@ def test_a_file_that_tensorflow_wrote_is_framed(tmp_path):
     assert len(expected) == 5
     path = tmp_path / "a.tfrecord"
     path.write_bytes(data)
-    found = list(tfrecord.read_records(str(path)))
-    assert [(r.row, r.data, r.intact) for r in found] == [
+    result = list(tfrecord.read_records(str(path)))
+    assert [(r.row, r.data, r.intact) for r in result] == [
         (row, record, True) for row, record in enumerate(expected, start=1)
     ]
 
@@ -227,8 +227,8 @@ def test_types_are_those_of_the_first_records_of_the_first_file(tmp_path, monkey
     path = write_file(tmp_path / "a.tfrecord", records)
     source = source_of(path)
     assert source.columns("train") == ["b", "fs", "i"]
-    found = dict(rows_of(source, Rejects("skip", limit=1)))
-    assert found == {
+    result = dict(rows_of(source, Rejects("skip", limit=1)))
+    assert result == {
         1: {"b": None, "fs": None, "i": 1},
         3: {"b": b"x", "fs": [1.5, 2.5], "i": None},
         4: {"b": None, "fs": None, "i": 7},
@@ -307,9 +307,9 @@ def test_bad_records_stop_or_are_skipped(tmp_path, name, count):
         rows_of(source)
     assert f"a.tfrecord, {message.format(places[0])}" in str(caught.value)
     rejects = Rejects("skip", limit=2)
-    found = rows_of(source, rejects)
+    result = rows_of(source, rejects)
     good = [i for i in range(1, count + 1) if i not in places]
-    assert found == [(i, {"i": 1, "f": 0.5, "b": None}) for i in good]
+    assert result == [(i, {"i": 1, "f": 0.5, "b": None}) for i in good]
     lines = [json.loads(line) for line in rejects.lines]
     assert [line["row"] for line in lines] == places
     if name == "values":
@@ -331,8 +331,8 @@ def test_int64_of_more_than_64_bits_is_no_feature(tmp_path):
         source = source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"})
         with pytest.raises(InputError, match="row 61, column i: must be a feature"):
             rows_of(source)
-        found = [record["i"] for _, record in rows_of(source, Rejects("skip", limit=1))]
-        assert found == [expected for _, expected in largest] * 20
+        result = [record["i"] for _, record in rows_of(source, Rejects("skip", limit=1))]
+        assert result == [expected for _, expected in largest] * 20
 
 
 # Damaged files.

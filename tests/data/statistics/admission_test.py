@@ -107,10 +107,10 @@ def test_rows_and_waiting_ids_are_those_of_plain_python(limits, seed):
         assert vocabulary.values.to_pylist() == plain.rows
         assert vocabulary.counts.tolist() == [plain.counts[v] for v in plain.rows]
         assert history.last_days.tolist() == [plain.last[v] for v in plain.rows]
-        found = history.waiting.to_pydict()
-        assert found["value"] == waiting
-        assert found["count"] == [plain.counts[v] for v in waiting]
-        assert found["last_day"] == [plain.last[v] for v in waiting]
+        result = history.waiting.to_pydict()
+        assert result["value"] == waiting
+        assert result["count"] == [plain.counts[v] for v in waiting]
+        assert result["last_day"] == [plain.last[v] for v in waiting]
         assert (*changes[:4], *changes[5:]) == (*numbers, *lookups)
         assert plain_of(*again[:2]) == plain_of(vocabulary, history)
         evicted += changes.evicted

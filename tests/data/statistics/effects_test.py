@@ -49,11 +49,11 @@ def test_deviations_are_those_of_the_planted_effects(drawn, monkeypatch):
     parts = [block(ids[:5000], labels[:5000, None]), block(ids[5000:], labels[5000:, None])]
     with_least = deviations(parts, schema("abc"))
     monkeypatch.setattr(effects, "_MIN_FRACTION", 0.0)
-    found = deviations(parts, schema("abc"))
-    assert found["a"] == pytest.approx(1.0, rel=0.25)
-    assert found["b"] == pytest.approx(0.3, rel=0.25)
-    assert found["c"] == effects.MIN_VARIANCE**0.5
-    mean = (found["a"] ** 2 + found["b"] ** 2) / 3
+    result = deviations(parts, schema("abc"))
+    assert result["a"] == pytest.approx(1.0, rel=0.25)
+    assert result["b"] == pytest.approx(0.3, rel=0.25)
+    assert result["c"] == effects.MIN_VARIANCE**0.5
+    mean = (result["a"] ** 2 + result["b"] ** 2) / 3
     assert with_least["c"] == pytest.approx((0.7 * mean) ** 0.5)
 
 
@@ -85,8 +85,8 @@ def test_lists_unknown_labels_and_missing_ids_are_counted_as_they_are(drawn):
 def test_labels_that_are_all_equal_give_the_least_deviation(drawn):
     ids, labels = drawn
     both = np.stack([labels, np.ones(ROWS)], axis=1)
-    found = deviations([block(ids, both)], schema("abc", tasks=("click", "buy")))
-    assert found["a"] == pytest.approx(0.5**0.5, rel=0.25)  # the mean variance over the tasks
+    result = deviations([block(ids, both)], schema("abc", tasks=("click", "buy")))
+    assert result["a"] == pytest.approx(0.5**0.5, rel=0.25)  # the mean variance over the tasks
     assert set(deviations([block(ids, both[:, 1:])], schema("abc")).values()) == {
         effects.MIN_VARIANCE**0.5
     }

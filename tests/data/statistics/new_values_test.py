@@ -60,11 +60,11 @@ def csv_source(**files):
 
 def warned(source, output, earlier, features=FEATURES, **options):
     """Returns the lines about new values that a preparation reports, and its store."""
-    told: list[str] = []
+    lines: list[str] = []
     store = prepare(
-        features, source, output, vocabularies=str(earlier), report=told.append, **options
+        features, source, output, vocabularies=str(earlier), report=lines.append, **options
     )
-    return [line for line in told if "not in the vocabulary" in line], store
+    return [line for line in lines if "not in the vocabulary" in line], store
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_booleans_that_come_from_csv_after_parquet_are_reported_once(tmp_path, d
         f"feature mobile: 100.00% of 240 values in {split} are not in the vocabulary of {day1}:"
         f" found 'True', 'False'; it has '0', '1'. {UNKNOWN}"
     ]
-    found = open_store(store.path).split(split).statistics["categorical"]
-    assert (found["mobile"]["new"], found["mobile"]["new_share"]) == (240, 1.0)
-    assert (found["user"]["new"], found["user"]["new_share"]) == (0, 0.0)
-    assert found["mobile"]["unknown"] == (0 if split == "train" else 240)
+    result = open_store(store.path).split(split).statistics["categorical"]
+    assert (result["mobile"]["new"], result["mobile"]["new_share"]) == (240, 1.0)
+    assert (result["user"]["new"], result["user"]["new_share"]) == (0, 0.0)
+    assert result["mobile"]["unknown"] == (0 if split == "train" else 240)
 
 
 def test_whole_numbers_with_a_point_are_reported(tmp_path):
@@ -135,9 +135,9 @@ def test_a_feature_that_the_earlier_store_does_not_have_is_not_reported(tmp_path
     path = write_csv(tmp_path / "a.csv", rows, columns)
     lines, store = warned(csv_source(train=path), tmp_path / "day2", day1, features)
     assert lines == []
-    found = store.split("train").statistics["categorical"]
-    assert "new" not in found["more"]
-    assert found["user"]["new"] == 0
+    result = store.split("train").statistics["categorical"]
+    assert "new" not in result["more"]
+    assert result["user"]["new"] == 0
     first = open_store(day1).split("train").statistics["categorical"]
     assert not any("new" in column or "new_share" in column for column in first.values())
 
@@ -177,15 +177,15 @@ def test_of_many_features_not_all_are_reported(tmp_path):
     rows = [[0] + [i % 2 == 0] * 25 for i in range(100)]
     first = write_parquet(tmp_path / "a.parquet", rows, columns)
     earlier = prepare(features, first, tmp_path / "day1", report=lambda _: None).path
-    told: list[str] = []
+    reported: list[str] = []
     later = csv_source(train=write_csv(tmp_path / "a.csv", rows, columns))
-    prepare(features, later, tmp_path / "day2", vocabularies=str(earlier), report=told.append)
-    lines = [line for line in told if "not in the vocabulary" in line]
+    prepare(features, later, tmp_path / "day2", vocabularies=str(earlier), report=reported.append)
+    lines = [line for line in reported if "not in the vocabulary" in line]
     assert [line.split(":")[0] for line in lines] == [f"feature c{i}" for i in range(20)]
-    assert told[-1] == "and 5 more features"
+    assert reported[-1] == "and 5 more features"
     assert (
         "  25 categorical features: 100.00% new, most in c0 (100.00%), c1 (100.00%), c2 (100.00%)"
-        in told
+        in reported
     )
 
 
@@ -260,12 +260,12 @@ def new_of(rows, store):
         "item": (cells["item"], "item"),
         "tags": ([v for cell in cells["tags"] for v in cell.split("|")[:3]], "item"),
     }
-    found = {}
+    result = {}
     for name, (texts, table) in values.items():
         there = [text for text in texts if text]
         new = sum(text not in known[table] for text in there)
-        found[name] = (new, new / len(there), len(there))
-    return found
+        result[name] = (new, new / len(there), len(there))
+    return result
 
 
 def test_what_is_counted_is_what_python_counts_in_any_number_of_processes(tmp_path, small_units):
@@ -490,8 +490,8 @@ def test_what_is_hashed_is_what_a_vocabulary_would_have(tmp_path):
     )
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
-    found = store.split("train").read_block(0).ids.tolist()
-    assert found == [
+    result = store.split("train").read_block(0).ids.tolist()
+    assert result == [
         [2 + xxhash.xxh64_intdigest(text.encode()) % 9_998 for text in row]
         for row in (("1", "36"), ("0", "7"))
     ]

@@ -14,10 +14,10 @@ from jaxrank.data.statistics.quantiles import QuantileSketch
 
 
 def of(*parts):
-    found = QuantileSketch()
+    result = QuantileSketch()
     for part in parts:
-        found.add(np.asarray(part, np.float64))
-    return found
+        result.add(np.asarray(part, np.float64))
+    return result
 
 
 def by_hand(values, buckets):
@@ -27,15 +27,15 @@ def by_hand(values, buckets):
     """
     ordered = sorted(values)
     candidates = sorted(set(ordered))[1:]
-    found = []
+    result = []
     for k in range(1, buckets):
         if candidates:
             errors = [
                 (abs(buckets * bisect.bisect_left(ordered, c) - k * len(ordered)), c)
                 for c in candidates
             ]
-            found.append(min(errors)[1])
-    return sorted(set(found))
+            result.append(min(errors)[1])
+    return sorted(set(result))
 
 
 NUMBERS = st.lists(st.sampled_from([-2.5, -1.0, 0.0, 0.5, 1.0, 3.0, 2.0**100]), max_size=40)
@@ -74,17 +74,17 @@ def test_boundaries_depend_on_neither_order_nor_parts(values, random, cut, most_
 def test_buckets_of_many_values_hold_nearly_equally_many():
     rng = np.random.default_rng(0)
     values = np.concatenate([rng.normal(size=60_000), rng.lognormal(3, 2, 40_000)])
-    found = of(values).boundaries(20)
-    assert len(found) == 19
-    counts = np.bincount(np.searchsorted(found, np.float32(values), side="right"), minlength=20)
+    result = of(values).boundaries(20)
+    assert len(result) == 19
+    counts = np.bincount(np.searchsorted(result, np.float32(values), side="right"), minlength=20)
     # A boundary is off by at most one bin, which has a relative width of 1/128.
     np.testing.assert_allclose(counts / len(values), 0.05, atol=0.005)
 
 
 def test_a_value_that_is_most_of_all_has_a_bucket_of_its_own():
     zeros, others = [0.0] * 900, np.linspace(1, 2, 100)
-    found = of(zeros, others, -others[:50])
-    edges = found.boundaries(10)
+    result = of(zeros, others, -others[:50])
+    edges = result.boundaries(10)
     number = collections.Counter(np.searchsorted(edges, zeros, side="right").tolist())
     assert len(number) == 1
     assert edges[0] == 0  # the negative ones are below it

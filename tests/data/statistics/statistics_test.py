@@ -59,15 +59,15 @@ def count(statistics, data, start, stop):
         statistics.id_missing[i] += (rows == missing).sum()
         statistics.id_unknown[i] += (rows == UNKNOWN_ROW).sum() * (i == 0)
         if i == 0:
-            found = NewValues(int((rows != missing).sum()), int(is_new(rows, 30).sum()), ["one"])
-            statistics.new["categorical"].setdefault("word", NewValues()).merge(found)
+            result = NewValues(int((rows != missing).sum()), int(is_new(rows, 30).sum()), ["one"])
+            statistics.new["categorical"].setdefault("word", NewValues()).merge(result)
         pieces = lists[i][part]
         rows = np.concatenate([np.zeros(0, np.int32), *pieces]).astype(np.int32)
         statistics.add_rows("ragged", i, rows)
         statistics.list_unknown[i] += (rows == UNKNOWN_ROW).sum() * (i == 0)
         if i == 0:
-            found = NewValues(rows.size, int(is_new(rows, 20).sum()), ["two"])
-            statistics.new["ragged"].setdefault("tags", NewValues()).merge(found)
+            result = NewValues(rows.size, int(is_new(rows, 20).sum()), ["two"])
+            statistics.new["ragged"].setdefault("tags", NewValues()).merge(result)
     for attribute in ("pending", "id_out_of_range", "list_out_of_range"):
         getattr(statistics, attribute)[1] += stop - start
     statistics.list_truncated[0] += 3 * (stop - start)
@@ -80,16 +80,16 @@ def expected(data, rows):
     tree = {"rows": rows, "tasks": {}, "dense": {}, "categorical": {}, "ragged": {}}
     for i, name in enumerate(("click", "buy")):
         known = [row[i] for row in labels if not math.isnan(row[i])]
-        found = {"known": len(known), "positives": known.count(1), "pending": rows * i}
-        tree["tasks"][name] = found
+        result = {"known": len(known), "positives": known.count(1), "pending": rows * i}
+        tree["tasks"][name] = result
     for i, name in enumerate(("x", "y")):
         values = [row[i] for row in floats if not math.isnan(row[i])]
-        found = dict(missing=rows - len(values), mean=None, std=None, min=None, max=None)
+        result = dict(missing=rows - len(values), mean=None, std=None, min=None, max=None)
         if values:
             mean = math.fsum(values) / len(values)
             std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
-            found |= dict(mean=mean, std=std, min=min(values), max=max(values))
-        tree["dense"][name] = found
+            result |= dict(mean=mean, std=std, min=min(values), max=max(values))
+        tree["dense"][name] = result
     for i, name in enumerate(("word", "pair")):
         flat = [int(v) for row in ids[i] for v in row]
         missing = flat.count(int(PAD) if i else MISSING_ROW)
@@ -162,13 +162,13 @@ def test_statistics_equal_plain_loops_however_the_examples_are_cut(seed, rows, p
             count(part, data, start + first, start + last)
         states.append(through_json(part.to_state()))
         whole.merge(Statistics.from_state(FEATURES, states[-1]))
-    found = whole.summary()
+    result = whole.summary()
     wanted = expected(data, rows)
-    assert_close({key: found[key] for key in wanted}, wanted)
-    assert_close(statistics_module.merged(states), found)
+    assert_close({key: result[key] for key in wanted}, wanted)
+    assert_close(statistics_module.merged(states), result)
     at_once = Statistics(FEATURES)
     count(at_once, data, 0, rows)
-    assert_close(found, at_once.summary())
+    assert_close(result, at_once.summary())
 
 
 def test_what_was_merged_is_what_json_gives_back():
@@ -272,9 +272,9 @@ def test_covariances_and_percentiles_equal_those_of_numpy():
     shared = random.negative_binomial(2, 0.1, (3000, 1))
     lengths = shared * [1, 2, 0] + random.integers(0, 4096 - 2 * shared.max(), (3000, 3)) // 40
     whole = lengths_in_parts(lengths, [1, 700, 2999])
-    found = whole.summary()
-    np.testing.assert_allclose(found["covariance"], np.cov(lengths.T, bias=True), rtol=1e-12)
-    np.testing.assert_allclose(found["mean"], lengths.mean(axis=0), rtol=1e-15)
+    result = whole.summary()
+    np.testing.assert_allclose(result["covariance"], np.cov(lengths.T, bias=True), rtol=1e-12)
+    np.testing.assert_allclose(result["mean"], lengths.mean(axis=0), rtol=1e-15)
     for percent in (1, 50, 95, 99, 100):
         wanted = np.percentile(lengths, percent, axis=0, method="inverted_cdf")
         assert whole.percentile(percent).tolist() == wanted.tolist()
@@ -283,8 +283,8 @@ def test_covariances_and_percentiles_equal_those_of_numpy():
 def test_percentiles_of_long_lists_are_the_upper_edges_of_their_bins():
     lengths = np.array([[0], [4095], [4096], [8191], [8192], [100_000], [2**31 - 2]])
     whole = lengths_in_parts(lengths, [2, 3])
-    found = [int(whole.percentile(percent)[0]) for percent in (14, 28, 42, 57, 71, 85, 100)]
-    assert found == [0, 4095, 8191, 8191, 16383, 131_071, 2**31 - 2]
+    result = [int(whole.percentile(percent)[0]) for percent in (14, 28, 42, 57, 71, 85, 100)]
+    assert result == [0, 4095, 8191, 8191, 16383, 131_071, 2**31 - 2]
     assert lengths_in_parts(lengths[:6], []).percentile(99).tolist() == [100_000]  # the longest
 
 
@@ -351,10 +351,10 @@ def test_a_part_without_values_changes_no_moments():
 
 
 def distinct(*parts):
-    found = HyperLogLog(1)
+    result = HyperLogLog(1)
     for part in parts:
-        found.add(0, np.asarray(part, np.int32))
-    return found
+        result.add(0, np.asarray(part, np.int32))
+    return result
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 10, 200, 256])
@@ -375,8 +375,8 @@ def test_many_rows_are_counted_within_five_in_a_hundred(count, kind):
     else:
         rows = 10**6 + np.arange(count) * (1 if kind == "in a row" else 2048)
     rows = rows[rows < PAD]
-    found = int(distinct(rows, rows[:7]).counts()[0])
-    assert abs(found - len(rows)) <= 0.05 * len(rows)
+    result = int(distinct(rows, rows[:7]).counts()[0])
+    assert abs(result - len(rows)) <= 0.05 * len(rows)
 
 
 def test_what_is_kept_of_distinct_rows_depends_on_the_rows_alone():
@@ -394,12 +394,12 @@ def test_what_is_kept_of_distinct_rows_depends_on_the_rows_alone():
 
 
 def test_each_column_counts_its_own_rows():
-    found = HyperLogLog(3)
-    found.add(0, np.arange(100, dtype=np.int32))
-    found.add(2, np.arange(5000, 5010, dtype=np.int32).reshape(5, 2)[:, 1:])  # not contiguous
-    assert found.counts().tolist() == [100, 0, 5]
-    found.forget(0, 2)
-    assert found.counts().tolist() == [98, 0, 5]
+    result = HyperLogLog(3)
+    result.add(0, np.arange(100, dtype=np.int32))
+    result.add(2, np.arange(5000, 5010, dtype=np.int32).reshape(5, 2)[:, 1:])  # not contiguous
+    assert result.counts().tolist() == [100, 0, 5]
+    result.forget(0, 2)
+    assert result.counts().tolist() == [98, 0, 5]
 
 
 def test_no_more_rows_are_reported_than_there_are_ids():
@@ -410,8 +410,8 @@ def test_no_more_rows_are_reported_than_there_are_ids():
         statistics = Statistics(features)
         rows = 10**6 * seed + np.arange(20_000, 60_000, dtype=np.int32)[:, None]
         statistics.add_rows("categorical", 0, rows)
-        found = statistics.summary()["categorical"]["key"]
-        assert 38_000 <= found["distinct"] <= found["ids"] == 40_000
+        result = statistics.summary()["categorical"]["key"]
+        assert 38_000 <= result["distinct"] <= result["ids"] == 40_000
 
 
 # Counts of the encoder.
@@ -432,10 +432,10 @@ def test_lists_that_are_cut_are_counted_with_the_ids_that_they_lose():
     encoder, chunk = lists_of(cells, max_length=2, on_overlong="truncate")
     encoder.encode(chunk)
     encoder.encode(chunk)
-    found = encoder.statistics.summary()["ragged"]["l"]
-    assert (found["truncated_lists"], found["truncated_ids"]) == (4, 6)
-    assert found["truncated_share"] == 4 / 10
-    assert (found["ids"], found["distinct"]) == (14, 6)  # 1, 2, 5, 6, 7, 9
+    result = encoder.statistics.summary()["ragged"]["l"]
+    assert (result["truncated_lists"], result["truncated_ids"]) == (4, 6)
+    assert result["truncated_share"] == 4 / 10
+    assert (result["ids"], result["distinct"]) == (14, 6)  # 1, 2, 5, 6, 7, 9
 
 
 def test_a_chunk_that_is_rejected_does_not_count():
@@ -463,8 +463,8 @@ def told(features, new=None, **change):
         statistics.add_rows("categorical", i, np.full((n, 1), 7, np.int32))
     for attribute, (index, value) in change.items():
         getattr(statistics, attribute)[index] = value
-    for kind, found in (new or {}).items():
-        statistics.new[kind] = found
+    for kind, result in (new or {}).items():
+        statistics.new[kind] = result
     return report.lines(statistics.summary())
 
 

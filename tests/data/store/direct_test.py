@@ -132,8 +132,8 @@ def test_blocks_and_schema_are_those_of_a_prepared_store(data):
             assert block.kept.equals(other.kept)
             for field in dataclasses.fields(block):
                 if field.name != "kept":
-                    found, wanted = (getattr(b, field.name) for b in (block, other))
-                    np.testing.assert_array_equal(found, wanted)
+                    result, wanted = (getattr(b, field.name) for b in (block, other))
+                    np.testing.assert_array_equal(result, wanted)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -151,13 +151,13 @@ def test_training_batches_are_those_of_a_prepared_store(data, workers):
 
 def test_evaluation_batches_are_those_of_a_prepared_store(data):
     source, prepared = data
-    found = []
+    result = []
     for store in (open_direct(FEATURES, source), prepared):
         lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
         batches = EvaluationBatches(store.split("test"), lay, batch_size=MAX_GROUP)
-        found.append((batches.capacities, list(batches)))
-    assert found[0][0] == found[1][0]
-    for (one, rows), (other, expected) in zip(found[0][1], found[1][1], strict=True):
+        result.append((batches.capacities, list(batches)))
+    assert result[0][0] == result[1][0]
+    for (one, rows), (other, expected) in zip(result[0][1], result[1][1], strict=True):
         assert rows == expected
         assert_same_batch(one, other)
 
@@ -171,17 +171,17 @@ def test_list_lengths_are_exact_and_read_when_they_are_asked_for(data, monkeypat
     monkeypatch.setattr(
         split, "_chunk", lambda p, columns: read.append(columns) or chunk(p, columns)
     )
-    found = split.statistics
+    result = split.statistics
     assert {name for columns in read for name in columns} == {"tags", "seen"}
     lengths = join(list(split.blocks())).list_lengths.astype(int)
     sums = [lengths[i : i + MAX_GROUP].sum(axis=0) for i in range(len(lengths))]
-    assert found["rows"] == len(lengths) == 9 * _BLOCK + 45
-    assert found["list_lengths"]["max_total_per_run"] == np.max(sums, axis=0).tolist()
-    assert found["list_lengths"]["max_per_example"] == lengths.max(axis=0).tolist() == [6, 3]
-    np.testing.assert_allclose(found["list_lengths"]["mean"], lengths.mean(axis=0))
+    assert result["rows"] == len(lengths) == 9 * _BLOCK + 45
+    assert result["list_lengths"]["max_total_per_run"] == np.max(sums, axis=0).tolist()
+    assert result["list_lengths"]["max_per_example"] == lengths.max(axis=0).tolist() == [6, 3]
+    np.testing.assert_allclose(result["list_lengths"]["mean"], lengths.mean(axis=0))
     covariance = np.cov(lengths.T, bias=True)
-    np.testing.assert_allclose(found["list_lengths"]["covariance"], covariance, rtol=1e-12)
-    assert split.statistics is found
+    np.testing.assert_allclose(result["list_lengths"]["covariance"], covariance, rtol=1e-12)
+    assert split.statistics is result
 
 
 # Reading.
@@ -209,18 +209,18 @@ def test_a_row_group_is_read_once_for_blocks_that_are_read_in_order(data, monkey
 
 def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path):
     features = FEATURES | {"ragged": []}
-    found = []
+    result = []
     for place, seed in (("here", 3), ("there", 3), ("other", 4)):
         path = tmp_path / place / "hour=7" / "part-0.parquet"
         path.parent.mkdir(parents=True)
         pq.write_table(pa.table(drawn(seed, 400)), path)
         source = dict(kind="parquet", files=dict(train=str(tmp_path / place)))
-        found.append(open_direct(features, source).split("train").fingerprint)
+        result.append(open_direct(features, source).split("train").fingerprint)
     os.rename(tmp_path / "here" / "hour=7", tmp_path / "here" / "hour=8")
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "here")))
-    found.append(open_direct(features, source).split("train").fingerprint)
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
+    result.append(open_direct(features, source).split("train").fingerprint)
+    assert result[0] == result[1]
+    assert len(set(result)) == 3
 
 
 def test_a_bad_value_is_named_with_its_row_in_the_file(tmp_path):

@@ -74,8 +74,8 @@ def test_blocks_come_back_as_they_were_written(tmp_path, lists, weighted):
     split = open_store(tmp_path / "s").split("train")
     assert split.rows == 7000
     assert len(list((tmp_path / "s" / "train").iterdir())) == 2
-    for found, expected in zip(split.blocks(), blocks, strict=True):
-        assert_blocks_equal(found, expected)
+    for result, expected in zip(split.blocks(), blocks, strict=True):
+        assert_blocks_equal(result, expected)
 
 
 def test_vocabulary_comes_back_in_row_order(tmp_path):
@@ -262,9 +262,9 @@ def test_what_a_server_does_not_give_at_once_is_asked_for_again(tmp_path, no_pau
         assert _Sometimes.rejected == 0
         monkeypatch.setattr(_Sometimes, "rejected", 1000)
         message = "/s/train/00000.arrow: could not be read: 503"
-        with pytest.raises(RunError, match=message) as found:
+        with pytest.raises(RunError, match=message) as result:
             open_store(f"{url}/s").split("train").read_block(0)
-        assert found.value.exit_status == 1  # the same command may succeed later
+        assert result.value.exit_status == 1  # the same command may succeed later
 
 
 def test_a_store_of_which_no_server_has_a_list_is_named():
@@ -461,11 +461,11 @@ def test_a_changed_byte_of_the_manifest_is_found(tmp_path):
 
 def test_a_fingerprint_changes_when_data_is_prepared_again(tmp_path):
     seeds = {"a": [1, 2], "again": [1, 2], "other": [1, 3], "less": [1], "swapped": [2, 1]}
-    names = {name: [block(9, seed=seed) for seed in own] for name, own in seeds.items()}
-    found = {n: write(tmp_path / n, b).split("train").fingerprint for n, b in names.items()}
-    assert found["a"] == found["again"] == open_store(tmp_path / "a").split("train").fingerprint
-    assert len(set(found.values())) == 4
-    assert int(found["a"], 16)
+    names = {name: [block(9, seed=seed) for seed in alone] for name, alone in seeds.items()}
+    result = {n: write(tmp_path / n, b).split("train").fingerprint for n, b in names.items()}
+    assert result["a"] == result["again"] == open_store(tmp_path / "a").split("train").fingerprint
+    assert len(set(result.values())) == 4
+    assert int(result["a"], 16)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs the /proc of Linux")

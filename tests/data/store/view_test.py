@@ -80,7 +80,7 @@ def test_rows_of_ids_and_lists_are_mapped_by_table(store):
     wanted = dataclasses.replace(schema, categorical=schema.categorical[::-1], dense=())
     rows = np.arange(300, dtype=np.int32)[::-1].copy()
     view = View(schema, wanted, {"c0": rows, "l1": rows[:30] + 1000})
-    found = view.examples(
+    result = view.examples(
         Examples(
             dense=np.zeros((2, 6), np.float32),
             ids=np.array([[5, 6], [PAD, 7]], np.int32),
@@ -90,9 +90,9 @@ def test_rows_of_ids_and_lists_are_mapped_by_table(store):
             labels=np.zeros((2, 2), np.float32),
         )
     )
-    assert found.ids.tolist() == [[6, 294], [7, PAD]]
-    assert found.list_values.tolist() == [9, 1299, 1298, PAD]
+    assert result.ids.tolist() == [[6, 294], [7, PAD]]
+    assert result.list_values.tolist() == [9, 1299, 1298, PAD]
     with pytest.raises(InputError, match="0 to 9: found 294"):
         View(schema, schema, {"c0": rows[:10]}).examples(
-            dataclasses.replace(found, ids=found.ids[:, ::-1])
+            dataclasses.replace(result, ids=result.ids[:, ::-1])
         )

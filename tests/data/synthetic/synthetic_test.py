@@ -116,10 +116,10 @@ def test_labels_are_drawn_with_their_planted_probabilities(column, task):
     edges = np.quantile(p, np.linspace(0, 1, 11))
     bucket = np.clip(np.searchsorted(edges, p, side="right") - 1, 0, 9)
     for b in range(10):
-        mine = bucket == b
-        expected, found = p[mine].mean(), label[mine].mean()
-        error = np.sqrt(expected * (1 - expected) / mine.sum())
-        assert abs(found - expected) < 4.5 * error
+        local = bucket == b
+        expected, result = p[local].mean(), label[local].mean()
+        error = np.sqrt(expected * (1 - expected) / local.sum())
+        assert abs(result - expected) < 4.5 * error
 
 
 @pytest.mark.parametrize("task", ["click", "conversion"])
@@ -147,8 +147,8 @@ def test_ids_follow_a_power_law(column):
     # Ranks 0 to 9, 10 to 99, 100 to 999. The inverse of the distribution has a closed form.
     edges = np.array([1, 11, 101, 1001.0])
     shares = np.diff(edges**-0.05 / (1001**-0.05 - 1))
-    found = [counts[:10].sum(), counts[10:100].sum(), counts[100:].sum()]
-    np.testing.assert_allclose(np.array(found) / len(ids), shares, atol=0.006)
+    result = [counts[:10].sum(), counts[10:100].sum(), counts[100:].sum()]
+    np.testing.assert_allclose(np.array(result) / len(ids), shares, atol=0.006)
     assert 0 < column("c2")[~np.isnan(column("c2"))].max() < 50_000_000
 
 
@@ -213,8 +213,8 @@ def test_rows_are_in_order_of_time_and_spread_evenly_over_the_days_of_their_spli
 
 def test_every_split_has_the_same_days_unless_it_is_said():
     source = generated(rows={"a": 100, "b": 10}, seed=1, dense=1, days=3, first_day={"b": 2})
-    found = [_columns(source, split, "time")[0] // _DAY - _START // _DAY for split in "ab"]
-    assert [sorted(set(days.tolist())) for days in found] == [[0, 1, 2], [2, 3, 4]]
+    result = [_columns(source, split, "time")[0] // _DAY - _START // _DAY for split in "ab"]
+    assert [sorted(set(days.tolist())) for days in result] == [[0, 1, 2], [2, 3, 4]]
 
 
 def test_times_and_delays_change_nothing_else():
@@ -267,15 +267,15 @@ def test_effects_move_by_the_drift_over_a_day():
     logit, day = np.log(p / (1 - p)), (time - _START) / _DAY
     at = np.arange(days)
     paths = np.stack([np.interp(at, day[ids == i], logit[ids == i]) for i in range(5)])
-    own = paths - paths.mean(axis=0)
-    steps = np.diff(own, axis=1)
+    alone = paths - paths.mean(axis=0)
+    steps = np.diff(alone, axis=1)
     # The nulls of the column have no effect and reduce the deviation of all ids.
     spread = np.sqrt((steps**2).mean())
     assert spread == pytest.approx(drift * signal, rel=0.25)
     # All ids move along one direction, and far by the end.
     singular = np.linalg.svd(steps, compute_uv=False)
     assert singular[1] < 0.1 * singular[0]
-    assert np.abs(own[:, -1] - own[:, 0]).max() > 3 * drift * signal
+    assert np.abs(alone[:, -1] - alone[:, 0]).max() > 3 * drift * signal
 
 
 def test_labels_are_drawn_with_the_probabilities_of_their_time():
@@ -283,10 +283,10 @@ def test_labels_are_drawn_with_the_probabilities_of_their_time():
     click, p, time = _columns(source, "train", "click", "p_click", "time")
     means = []
     for day in range(0, 30, 3):
-        mine = (time - _START) // _DAY // 3 == day // 3
-        error = np.sqrt((p * (1 - p))[mine].sum())
-        assert abs((click - p)[mine].sum()) < 4 * error
-        means.append(p[mine].mean())
+        local = (time - _START) // _DAY // 3 == day // 3
+        error = np.sqrt((p * (1 - p))[local].sum())
+        assert abs((click - p)[local].sum()) < 4 * error
+        means.append(p[local].mean())
     assert np.ptp(means) > 0.1  # the click rate drifts
 
 

@@ -57,18 +57,18 @@ def indices(count, below, seed=1):
 
 
 def picked(array, index, scale=1.0):
-    found = np.where((index == PAD)[:, None], 0, array[np.where(index == PAD, 0, index)])
-    return (found * np.broadcast_to(scale, len(index))[:, None]).astype(np.float32)
+    result = np.where((index == PAD)[:, None], 0, array[np.where(index == PAD, 0, index)])
+    return (result * np.broadcast_to(scale, len(index))[:, None]).astype(np.float32)
 
 
 def test_vectors_are_taken_to_where_they_are_asked_for(vector_layout):
     array, index = vectors(256, vector_layout.dim), indices(1900, 256)
     block = to_block(vector_layout, array)
-    found = of_block(vector_layout, vector_layout.take(block, index), len(index))
-    np.testing.assert_array_equal(found, picked(array, index))
+    result = of_block(vector_layout, vector_layout.take(block, index), len(index))
+    np.testing.assert_array_equal(result, picked(array, index))
     scale = np.random.default_rng(2).random(len(index)).astype(np.float32)
-    found = of_block(vector_layout, vector_layout.take(block, index, scale), len(index))
-    np.testing.assert_allclose(found, picked(array, index, scale), rtol=1e-6)
+    result = of_block(vector_layout, vector_layout.take(block, index, scale), len(index))
+    np.testing.assert_allclose(result, picked(array, index, scale), rtol=1e-6)
 
 
 @pytest.mark.parametrize("rising", [False, True])
@@ -121,16 +121,16 @@ def test_rows_are_changed_and_no_others(vector_layout, every):
     sums = vectors(len(row), vector_layout.dim, seed=6)
     block = to_block(vector_layout, sums)
     if every:
-        found, numbers = vector_layout.change_all(arrays, block, negative)
+        result, numbers = vector_layout.change_all(arrays, block, negative)
     else:
-        found, numbers = jax.jit(lambda a, b: vector_layout.change(a, row, b, negative))(
+        result, numbers = jax.jit(lambda a, b: vector_layout.change(a, row, b, negative))(
             arrays, block
         )
     expected, expected_numbers = stored.copy(), np.full(rows, -1.0)
     is_row = row != PAD
     expected[row[is_row], : vector_layout.dim] = -sums[is_row]
     expected_numbers[row[is_row]] = row[is_row]
-    np.testing.assert_allclose(np.reshape(found, (rows, -1)), expected, atol=1e-6)
+    np.testing.assert_allclose(np.reshape(result, (rows, -1)), expected, atol=1e-6)
     np.testing.assert_array_equal(numbers, expected_numbers)
 
 
@@ -147,8 +147,8 @@ def test_pieces_are_the_vectors_at_their_indices_in_all_sources():
         index, scale = lazy.indices(some), lazy.scales(some)
         assert len(index) == sum(p.count for p in some)
         source = jnp.concatenate([p.source for p in some])
-        found = vector_layout.take(source, index, scale)
-        np.testing.assert_array_equal(found, lazy.joined(vector_layout, some))
+        result = vector_layout.take(source, index, scale)
+        np.testing.assert_array_equal(result, lazy.joined(vector_layout, some))
         assert (scale is None) == all(p.scale is None for p in some)
         pads = sum((p.index == PAD).sum() for p in some if p.index is not None)
         assert pads == (index == PAD).sum()

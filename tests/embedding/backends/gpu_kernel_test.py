@@ -37,23 +37,23 @@ def case(key, dim, *, has_index=True, is_rate_per_id=False):
     rng = np.random.default_rng(dim)
     count = len(key)
     places = rng.permutation(ROWS).astype(np.int32)
-    given = dict(key=key, place=np.where(key == PAD, 0, places[np.minimum(key, ROWS - 1)]))
+    inputs = dict(key=key, place=np.where(key == PAD, 0, places[np.minimum(key, ROWS - 1)]))
     source = rng.integers(-9, 10, (150 if has_index else count, dim)) / np.float32(8)
-    given["sources"] = (source,)
+    inputs["sources"] = (source,)
     if has_index:
-        given["sources"] = (source[:40], source[40:])
+        inputs["sources"] = (source[:40], source[40:])
         index = np.where(rng.random(count) < 0.1, PAD, rng.integers(0, 150, count))
-        given["index"] = index.astype(np.int32)
-        given["scale"] = rng.choice(np.float32([0.5, 1, 2]), count)
+        inputs["index"] = index.astype(np.int32)
+        inputs["scale"] = rng.choice(np.float32([0.5, 1, 2]), count)
     rates = RATE * np.float32(1 + key % 3)
-    given["learning_rate"] = rates if is_rate_per_id else np.float32(RATE)
-    given["scalars"] = (np.int32(STEP),)
-    return given
+    inputs["learning_rate"] = rates if is_rate_per_id else np.float32(RATE)
+    inputs["scalars"] = (np.int32(STEP),)
+    return inputs
 
 
 def sums_of(given):
     """Computes the sum f64[dim] of each key, with its place and learning rate."""
-    found = {}
+    result = {}
     for i, key in enumerate(given["key"]):
         if key == PAD:
             continue
@@ -62,10 +62,10 @@ def sums_of(given):
         vector = np.zeros(given["sources"][0].shape[1])
         if at != PAD:
             vector += np.concatenate(given["sources"]).astype(np.float64)[at] * scale
-        before = found[key][0] if key in found else 0.0
+        before = result[key][0] if key in result else 0.0
         learning_rate = np.broadcast_to(given["learning_rate"], len(given["key"]))[i]
-        found[key] = before + vector, given["place"][i], learning_rate
-    return found.values()
+        result[key] = before + vector, given["place"][i], learning_rate
+    return result.values()
 
 
 def program(change, chunk=CHUNK):
@@ -123,14 +123,14 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
     change, (rows, slots) = rule_and_arrays(name, dim)
     run = program(change)
     for kind in KINDS:
-        given = case(draw(kind), dim, has_index=has_index, is_rate_per_id=is_rate_per_id)
-        after, slots_after = run((rows, slots), given)
+        inputs = case(draw(kind), dim, has_index=has_index, is_rate_per_id=is_rate_per_id)
+        after, slots_after = run((rows, slots), inputs)
         unread = np.ones(ROWS, bool)
-        for gradient, place, learning_rate in sums_of(given):
+        for gradient, place, learning_rate in sums_of(inputs):
             unread[place] = False
-            mine = {slot: np.float64(array[place]) for slot, array in slots.items()}
-            mine |= {"s": np.zeros(dim)} if name == "ftrl" else {}
-            row, new = row_after(name, np.float64(rows[place]), mine, gradient, learning_rate)
+            local = {slot: np.float64(array[place]) for slot, array in slots.items()}
+            local |= {"s": np.zeros(dim)} if name == "ftrl" else {}
+            row, new = row_after(name, np.float64(rows[place]), local, gradient, learning_rate)
             np.testing.assert_allclose(after[place], row, rtol=1e-5, atol=3e-6)
             for slot, array in slots_after.items():
                 np.testing.assert_allclose(array[place], new[slot], rtol=1e-5, atol=1e-6)
@@ -148,19 +148,19 @@ def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(coun
 
     run = program(change, chunk=64)
     for kind in KINDS:
-        given = case(draw(kind, count), dim)
-        found = run((jnp.zeros((ROWS, dim)), jnp.zeros(ROWS)), given)
+        inputs = case(draw(kind, count), dim)
+        found = run((jnp.zeros((ROWS, dim)), jnp.zeros(ROWS)), inputs)
         sums, counts = np.zeros((ROWS, dim)), np.zeros(ROWS)
-        for gradient, place, _ in sums_of(given):
+        for gradient, place, _ in sums_of(inputs):
             sums[place], counts[place] = gradient, 1
         jax.tree.map(np.testing.assert_array_equal, found, (sums, counts))
 
 
 def test_without_any_ids_nothing_changes():
     rows = jnp.ones((3, 8))
-    given = case(np.zeros(0, np.int32), 8)
+    inputs = case(np.zeros(0, np.int32), 8)
     assert (
-        program(lambda found, sums, learning_rate, step: sums)(rows, given).tolist()
+        program(lambda found, sums, learning_rate, step: sums)(rows, inputs).tolist()
         == rows.tolist()
     )
 
@@ -170,19 +170,19 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
     change, arrays = rule_and_arrays("rowwise_adagrad", dim)
     run = program(change)
     rng = np.random.default_rng(0)
-    given = case(draw("a hot one"), dim, is_rate_per_id=True)
-    given["sources"] = tuple(rng.normal(size=(n, dim)).astype(np.float32) for n in (40, 110))
-    given["sources"][0][9] = np.nan
-    is_id = given["key"] != PAD
-    given["index"] = np.where(is_id & (given["index"] == 9), 8, given["index"])
-    first = run(arrays, given)
+    inputs = case(draw("a hot one"), dim, is_rate_per_id=True)
+    inputs["sources"] = tuple(rng.normal(size=(n, dim)).astype(np.float32) for n in (40, 110))
+    inputs["sources"][0][9] = np.nan
+    is_id = inputs["key"] != PAD
+    inputs["index"] = np.where(is_id & (inputs["index"] == 9), 8, inputs["index"])
+    first = run(arrays, inputs)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(first))
     behind = dict(place=5, index=9, scale=np.nan, learning_rate=np.nan)
-    other = given | {
-        name: np.where(is_id, given[name], value).astype(given[name].dtype)
+    other = inputs | {
+        name: np.where(is_id, inputs[name], value).astype(inputs[name].dtype)
         for name, value in behind.items()
     }
-    for again in (given, other):
+    for again in (inputs, other):
         jax.tree.map(np.testing.assert_array_equal, run(arrays, again), first)
 
 
@@ -200,15 +200,15 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
     ],
 )
 def test_tables_change_as_without_the_kernel(row_optimizer, settings):
-    found = []
+    result = []
     for platform in ("cpu", "gpu-kernel"):
         embedding = make(row_optimizer=row_optimizer, platform=platform, **settings)
         tables = new_tables(embedding)
         batch = examples.random_batch(embedding.layout, 16)
         grads = random_grads(embedding, tables, batch)
         after = update(embedding, tables, batch, grads)
-        found.append((logical(embedding, after), logical(embedding, tables)))
-    (plain, before), (ours, _) = found
+        result.append((logical(embedding, after), logical(embedding, tables)))
+    (plain, before), (ours, _) = result
     for stack, (rows, slots) in ours.items():
         np.testing.assert_allclose(rows, plain[stack][0], rtol=1e-5, atol=1e-6)
         for slot, array in slots.items():
@@ -243,8 +243,8 @@ def test_a_step_that_does_not_apply_keeps_all_bits():
     ],
 )
 def test_the_kernel_is_for_gpus_that_xla_has_triton_for(capability, expected):
-    told = {"compute_capability": capability} if capability else {}
-    assert gpu_kernel.is_here(types.SimpleNamespace(**told)) == expected
+    lines = {"compute_capability": capability} if capability else {}
+    assert gpu_kernel.is_here(types.SimpleNamespace(**lines)) == expected
 
 
 def test_without_triton_there_is_no_kernel(monkeypatch):
@@ -253,5 +253,5 @@ def test_without_triton_there_is_no_kernel(monkeypatch):
 
 
 def test_no_rows_are_taken_for_no_ids():
-    found = gpu_kernel.take(jnp.ones((8, 16)), jnp.zeros(0, jnp.int32), interpret=True)
-    assert found.shape == (0, 16)
+    result = gpu_kernel.take(jnp.ones((8, 16)), jnp.zeros(0, jnp.int32), interpret=True)
+    assert result.shape == (0, 16)
