@@ -14,7 +14,7 @@ def new_directory(
     *,
     check_free: Callable[[], None],
     locked: Exception,
-    keep: tuple[type[BaseException], ...] = (),
+    keep: Callable[[], bool] = lambda: False,
 ) -> Iterator[Path]:
     """Yields a hidden directory beside `target`, to be renamed to `target` when it is complete.
 
@@ -24,22 +24,18 @@ def new_directory(
     Args:
         check_free: raises if `target` exists.
         locked: raised if another process has locked the directory.
-        keep: exceptions after which the directory is kept.
+        keep: returns True if a directory that was not renamed is to be kept.
     """
     path = target.with_name(f".{target.name}.partial")
     descriptor = lock_directory(path)
     if descriptor is None:
         raise locked
-    is_kept = False
     try:
         check_free()  # another process may have completed it in the meantime
         yield path
-    except keep:
-        is_kept = True
-        raise
     finally:
         # After a renaming the name may belong to another process.
-        if _is_at(descriptor, path) and not is_kept:
+        if _is_at(descriptor, path) and not keep():
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 

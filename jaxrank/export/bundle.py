@@ -105,21 +105,25 @@ def export_bundle(
     key, hashed = _key(hash_key_file, source)
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
+    interrupted: list[bool] = []
     with (
-        # After a full disk or an interrupt the same command continues.
-        written(output, keep=(OSError, KeyboardInterrupt)) as partial,
+        written(output, keep=lambda: bool(interrupted)) as partial,
         source.checkpoints.deletion_as_input_error(source.step),
     ):
         progress = Progress(partial, _fingerprint(source, tables))
-        weights = dense_parts.layers(source.stored, run.weights_shape())
-        tree, no_onnx = _write_files(
-            source, spec, weights, described, tables, partial, progress, report
-        )
-        bundle = _open(partial, tree, progress)
-        checked = check(bundle, source, weights, raw, key, tables, report)
-        page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
-        progress.renew("model_card.md", lambda path: _write_bytes(path, page))
-        size = _write_manifest(partial, progress)
+        try:
+            weights = dense_parts.layers(source.stored, run.weights_shape())
+            tree, no_onnx = _write_files(
+                source, spec, weights, described, tables, partial, progress, report
+            )
+            bundle = _open(partial, tree, progress)
+            checked = check(bundle, source, weights, raw, key, tables, report)
+            page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
+            progress.renew("model_card.md", lambda path: _write_bytes(path, page))
+            size = _write_manifest(partial, progress)
+        except (OSError, KeyboardInterrupt):
+            interrupted.append(True)  # the same command continues
+            raise
         progress.remove()
     return BundleExport(
         output=output,

@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,14 +159,14 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
 
 
 @contextlib.contextmanager
-def written(output: str, keep: tuple[type[BaseException], ...] = ()) -> Iterator[Path]:
+def written(output: str, keep: Callable[[], bool] = lambda: False) -> Iterator[Path]:
     """Yields a directory that is renamed to `output` if nothing is raised.
 
     A killed process leaves a hidden directory with its content. The next export to the same output
     gets it.
 
     Args:
-        keep: exceptions after which the directory is kept.
+        keep: returns True if the directory is kept after an error, too.
     """
     if not is_local(output):
         raise InputError(f"--output: must be a local path: found {output}.")
