@@ -152,7 +152,7 @@ def admit(
 
 
 def _with_lookups(admitted: Admitted, occurring: pa.Table) -> Changes:
-    """Counts the ids of the training split, and those of them that have no row."""
+    """Counts the ids of the training split, and how many of them have no row."""
     lookups = int(pc.sum(occurring["count"]).as_py() or 0)
     has_row = pc.is_in(occurring["value"], value_set=admitted.vocabulary.values)
     read = int(pc.sum(occurring["count"].filter(has_row)).as_py() or 0)
