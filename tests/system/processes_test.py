@@ -323,9 +323,9 @@ def test_the_selftest_of_two_processes_finds_the_one_with_another_version(two):
         assert (result["status"], result["error"]) == (0, "")
         checks = [json.loads(line) for line in result["out"].splitlines()]
         checks = {c["check"]["name"]: c["check"] for c in checks if "check" in c}
-        assert "2 processes on 1 hosts, each with 4 x cpu" in checks["processes"]["found"]
-        assert "differ: jaxrank" in checks.pop("versions")["found"]
-        assert "excludes 2 other processes" in checks["lock"]["found"]
+        assert "2 processes on 1 hosts, each with 4 x cpu" in checks["processes"]["finding"]
+        assert "differ: jaxrank" in checks.pop("versions")["finding"]
+        assert "excludes 2 other processes" in checks["lock"]["finding"]
         assert checks.keys() >= {"rename", "exchange", "all-reduce"}
         assert {check["status"] for check in checks.values()} == {"pass"}, checks
 
