@@ -2,6 +2,7 @@
 
     python -m benchmarks.quality.defaults --data=../shared/data --workdir=/tmp/defaults
 
+With --results it also writes one result per set and metric, as benchmarks/results has them.
 Nothing but the features is set. Each seed is data of its own: other generated effects and rows, or
 another random split of a public set into 80% training and 20% validation. The regression has its C
 chosen on the validation split, on which both are scored. Of each set the mean difference of the
@@ -10,8 +11,10 @@ seeds. Results that are there already are not computed again.
 """
 
 import argparse
+import datetime
 import gzip
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,9 +137,9 @@ def split_at_random(name: str, files: list[Path], folder: Path, seed: int) -> di
     return paths
 
 
-def differences(folder: Path, config_of: Any, seeds: int) -> Iterator[tuple[float, float]]:
+def differences(folder: Path, config_of: Any, seeds: range) -> Iterator[tuple[float, float]]:
     """(logloss of the regression, relative difference of the defaults) of each seed."""
-    for seed in range(seeds):
+    for seed in seeds:
         place = folder / f"seed{seed}"
         place.mkdir(parents=True, exist_ok=True)
         scores = place / "scores.json"
@@ -157,6 +160,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the public sets")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, help="file to which results are appended")
+    parser.add_argument("--commit", default="", help="commit named in the results")
     parser.add_argument("--only", default="", help="sets whose names contain this")
     args = parser.parse_args()
     makers: dict[str, Any] = {
@@ -173,13 +179,38 @@ def main() -> None:
         if args.only not in name:
             continue
         folder = args.workdir.absolute() / name.replace(" ", "_").replace(",", "").replace("%", "")
-        pairs = list(differences(folder, config_of, args.seeds))
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        pairs = list(differences(folder, config_of, seeds))
         regression, change = (np.array(column) for column in zip(*pairs, strict=True))
         mean, low, high = run_intervals.mean(change)
         print(
             f"| {name} | {regression.mean():.4f} | {mean:+.2%} | {low:+.2%} to {high:+.2%} |",
             flush=True,
         )
+        if args.results:
+            command = f"python -m benchmarks.quality.defaults --seeds={args.seeds} "
+            command += f"--first-seed={args.first_seed} --only={shlex.quote(name)}"
+            note = f"{args.seeds} seeds; in brackets half of the 95% interval"
+            common = dict(
+                workload=name,
+                program="defaults",
+                hardware="2 cores",
+                date=str(datetime.date.today()),
+                commit=args.commit,
+                command=f"{command} --data=../shared/data --workdir=/tmp/defaults",
+            )
+            results = (
+                dict(metric="regression, logloss", value=round(regression.mean(), 4), unit=""),
+                dict(
+                    metric="defaults, difference",
+                    value=round(100 * mean, 2),
+                    deviation=round(50 * (high - low), 2),
+                    unit="%",
+                ),
+            )
+            with args.results.open("a") as lines:
+                for result in results:
+                    lines.write(json.dumps(common | result | dict(note=note)) + "\n")
 
 
 if __name__ == "__main__":
