@@ -28,7 +28,7 @@ def _check_picture(path: Path) -> None:
     check_parent(path, "--picture")
 
 
-def _with_dashes(argument: str) -> str:
+def _dash_flag(argument: str) -> str:
     """Returns a flag with dashes, --on-error for --on_error. Config fields stay unchanged."""
     name, equals, value = argument.partition("=")
     if not name.startswith("--") or name.startswith("--config."):
@@ -129,7 +129,7 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         debug_batches=args.debug_batches,
         page=not args.no_report,
     )
-    report(summary.of_training(result, args.workdir, page=not args.no_report))
+    report(summary.format_training(result, args.workdir, page=not args.no_report))
     return result._asdict()
 
 
@@ -244,7 +244,7 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         from jaxrank.run_report import collect
 
         collect.save_slices(Path(args.workdir), result)
-    report(summary.of_evaluation(result))
+    report(summary.format_evaluation(result))
     return result._asdict()
 
 
@@ -450,7 +450,7 @@ def run(argv: Sequence[str]) -> None:
     parser, verbs = parsers()
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         raise InputError(f"{argv[0]}: flags must follow the verb. Try `jaxrank --help`.")
-    argv = [_with_dashes(arg) for arg in argv]
+    argv = [_dash_flag(arg) for arg in argv]
     _check_flags(argv)
     if argv[:1] == ["study"]:
         from jaxrank.studies import registry as studies
@@ -581,7 +581,7 @@ def main() -> NoReturn:
         raise
     except Exception as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-            status = _print_error(f"error: {_of_memory(error)}", RunError.exit_status)
+            status = _print_error(f"error: {_describe_memory_error(error)}", RunError.exit_status)
         else:
             traceback.print_exc()
             status = RunError.exit_status
@@ -592,7 +592,7 @@ def main() -> NoReturn:
     sys.exit(status)
 
 
-def _of_memory(error: Exception) -> str:
+def _describe_memory_error(error: Exception) -> str:
     """Returns a short message for an out-of-memory error of the host or, from XLA, of a device."""
     text = " ".join(str(error).partition("\n\n")[0].split())[:400].rstrip(".")
     return (

@@ -80,7 +80,7 @@ def data_of(split: Split, schema: Schema, order: str) -> Data:
                 blocks = map(split.read_block, range(0, len(split.block_rows), stride))
                 estimated = effects.prior(blocks, schema)
         ids = {name: _rounded(deviation) for name, deviation in estimated.ids.items()}
-        return Prior(*processes.from_first([ids, _rounded(estimated.numbers)]))
+        return Prior(*processes.broadcast_value([ids, _rounded(estimated.numbers)]))
 
     statistics = (
         split.statistics if split.has_statistics else {"tasks": {}, "categorical": {}, "ragged": {}}

@@ -72,12 +72,12 @@ def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> j
         kinds: of the T tasks; see `features.Task`.
     """
     functions = {kind: LOSSES[name] for kind, name in _LOSS_OF_KIND.items()}
-    return _by_kind(functions, kinds, logits, labels)
+    return _select_kind(functions, kinds, logits, labels)
 
 
 def predictions(logits: jax.Array, kinds: Sequence[str]) -> jax.Array:
     """Returns probabilities, numbers or counts (at most exp(LOG_COUNT_LIMIT)), f[B, T]."""
-    return _by_kind(_PREDICTIONS, kinds, logits)
+    return _select_kind(_PREDICTIONS, kinds, logits)
 
 
 def spreads(labels: jax.Array, kinds: Sequence[str]) -> jax.Array:
@@ -87,7 +87,7 @@ def spreads(labels: jax.Array, kinds: Sequence[str]) -> jax.Array:
     and 1. The identity holds because each loss is a Bregman divergence (Banerjee et al., Clustering
     with Bregman Divergences, JMLR 2005).
     """
-    return _by_kind(_SPREADS, kinds, labels)
+    return _select_kind(_SPREADS, kinds, labels)
 
 
 def columns(array: jax.Array, indices: np.ndarray) -> jax.Array:
@@ -104,7 +104,7 @@ def columns_of(kind: str, kinds: Sequence[str]) -> np.ndarray:
     return np.flatnonzero(np.asarray(kinds) == kind)
 
 
-def _by_kind(
+def _select_kind(
     functions: Mapping[str, Elementwise], kinds: Sequence[str], *arrays: jax.Array
 ) -> jax.Array:
     """Applies each function once, to all columns of its kind."""

@@ -79,7 +79,7 @@ class Predictor:
     ):
         self.model, self.embedding = model, embedding
         self.mesh = mesh = embedding.mesh
-        if embedding.on_cpu:
+        if embedding.is_on_cpu:
             by = "native code" if embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
             processes.check_same("what works on rows and layers", by)
         self.weights_shape = steps.weights_shape(
@@ -89,7 +89,7 @@ class Predictor:
         self.weights_specs: steps.Weights = specs
         self.weights_sharding: steps.Weights = _shardings(mesh, specs)
         eval_step = functools.partial(steps.eval_step, model, embedding, parents)
-        score = _on_devices(mesh, eval_step, (specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
+        score = _shard_map(mesh, eval_step, (specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
         self.predict = jax.jit(
             lambda weights, batch: (
                 score(weights, batch),
@@ -145,7 +145,7 @@ class CompiledSteps:
         self.state_sharding: steps.TrainState = _shardings(mesh, specs)
         self._init = jax.jit(init, out_shardings=self.state_sharding)
         self.train = jax.jit(
-            _on_devices(mesh, self._train, (specs, P(None, meshes.EXAMPLES), P()), (specs, P())),
+            _shard_map(mesh, self._train, (specs, P(None, meshes.EXAMPLES), P()), (specs, P())),
             donate_argnums=0,
             in_shardings=(
                 self.state_sharding,
@@ -158,7 +158,7 @@ class CompiledSteps:
         predictor, replicated = self.predictor, meshes.replicated(mesh)
         moments = functools.partial(steps.batch_moments, step_spec)
         self.moments = jax.jit(
-            _on_devices(mesh, moments, (predictor.weights_specs, P(meshes.EXAMPLES), P()), P()),
+            _shard_map(mesh, moments, (predictor.weights_specs, P(meshes.EXAMPLES), P()), P()),
             in_shardings=(predictor.weights_sharding, meshes.example_sharding(mesh), replicated),
             out_shardings=replicated,
             compiler_options=predictor.compiler_options,
@@ -262,7 +262,7 @@ def _shardings(mesh: Mesh, specs: Any) -> Any:
     )
 
 
-def _on_devices(mesh: Mesh, function: Any, in_specs: Any, out_specs: Any) -> Any:
+def _shard_map(mesh: Mesh, function: Any, in_specs: Any, out_specs: Any) -> Any:
     """Runs the program of one device on all devices of a mesh."""
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False

@@ -663,7 +663,7 @@ def describe(run: Run, state: TrainState) -> str:
         "devices": f"{devices} ({jax.default_backend()})",
     }
     lines = [f"{name:<11}{value}" for name, value in table.items()]
-    if step_spec.embedding.on_cpu and not step_spec.embedding.is_native:
+    if step_spec.embedding.is_on_cpu and not step_spec.embedding.is_native:
         lines.append(f"Table rows and layers are left to XLA, which is slower: {native.missing()}")
     if run.run_schedule.next_days:
         lines.append(

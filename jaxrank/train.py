@@ -106,7 +106,7 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(timer)
         stack.enter_context(lock.locked(directory))
-        config = _with_choices(config, directory, init_from)
+        config = _choose_defaults(config, directory, init_from)
         if not allow_config_change:
             workdirs.check_config(directory, config)
         run = runs.build(config, directory, report_once)
@@ -253,7 +253,7 @@ def _summarise(run: Run, result: Result, described: str, page: bool) -> None:
             pages.write([collect.collect(run.directory)], run.directory / pages.NAME)
 
 
-def _with_choices(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
+def _choose_defaults(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
     """Returns the config with open fields as in the run in `directory`, or in `init_from`."""
     with processes.together():
         if (directory / "config.json").is_file():
@@ -281,7 +281,7 @@ def _baseline(run: Run) -> dict[str, Any]:
         if processes.is_first():
             valid = run.open_split(run.run_schedule.valid)
             fitted = regression.fit(run.train_split, valid, run.schema)._asdict()
-    return processes.from_first(fitted)
+    return processes.broadcast_value(fitted)
 
 
 class Milestones:
@@ -334,7 +334,7 @@ class Milestones:
             with self._timer.phase("evaluation"):
                 scores = self.scores[step] = self._evaluate(step, state, split)
             self._watch.alive()
-            metric = processes.from_first(scores.metrics[monitor.task][monitor.metric])
+            metric = processes.broadcast_value(scores.metrics[monitor.task][monitor.metric])
             undefined = _undefined(monitor, split, metric)
             if not undefined and monitor.update(step, metric):
                 state = state._replace(lr_multiplier=state.lr_multiplier * monitor.reduce_lr_factor)

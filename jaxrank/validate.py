@@ -307,7 +307,7 @@ def _holds_any(section: Any) -> bool:
     return any(len(v) > 0 if _is_section(v) else bool(v) for v in values)
 
 
-def _in_order(section: Any) -> Collection[str]:
+def _ordered_names(section: Any) -> Collection[str]:
     """Returns the names of a section's fields in the order in which they were set."""
     return section._fields if isinstance(section, ConfigDict) else section
 
@@ -381,7 +381,8 @@ def _mapping(kind: Any, value: Any, where: str, rules: Rules) -> dict[str, Any]:
     require(_is_section(value), where, "a dict", value, rules.hint)
     require(len(value) > 0 or not rules.non_empty, where, "a dict with an entry", {}, rules.hint)
     return {
-        str(key): _value(kind, value[key], _join(where, key), rules) for key in _in_order(value)
+        str(key): _value(kind, value[key], _join(where, key), rules)
+        for key in _ordered_names(value)
     }
 
 

@@ -24,7 +24,7 @@ from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
-from jaxrank.evaluation.report import of_training
+from jaxrank.evaluation.report import format_training
 from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.telemetry import recorder
@@ -87,7 +87,7 @@ def test_the_summary_reports_where_the_time_went(finished):
     workdir, result = finished
     timed = {"preparation": 61.234, "training": 1234.5, "saving": 0.04}
     result = result._replace(phase_seconds=timed, examples_per_second=98765.4, seconds=1296.0)
-    lines = of_training(result, os.path.relpath(workdir)).splitlines()
+    lines = format_training(result, os.path.relpath(workdir)).splitlines()
     assert lines[1:5] == [
         "Trained to step 16 in 1296 s:",
         "  preparation         61.2 s",
@@ -113,7 +113,7 @@ def test_a_finished_run_only_reports_its_result_again(store, finished, tmp_path)
     again = run(store, tmp_path / "copy")
     assert again.metrics == result.metrics
     assert (again.step, again.trained_steps, result.trained_steps) == (16, 0, 16)
-    assert "already finished at step 16." in of_training(again, str(tmp_path)).splitlines()[1]
+    assert "already finished at step 16." in format_training(again, str(tmp_path)).splitlines()[1]
 
 
 def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
@@ -238,7 +238,7 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
     reported = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
     (line,) = (line for line in lines if line.startswith("step 8: "))
     assert re.search(reported, line.splitlines()[1])
-    assert re.search(reported, of_training(result, str(tmp_path)))
+    assert re.search(reported, format_training(result, str(tmp_path)))
     assert any(
         "best checkpoint so far, of step 8, is worse than a constant for click" in x for x in lines
     )

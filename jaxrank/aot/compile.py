@@ -103,7 +103,7 @@ def compile_for(
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = plan.open_data(located, config.eval.metric, report)
-    config = plan.with_choices(config, workdir, data, report)
+    config = plan.choose_unset(config, workdir, data, report)
     rows = int(data.reads.part_rows.sum())
     smallest = min((machine.topology for machine in machines), key=lambda t: t.devices)
     cases = []  # all of them are checked before the first is compiled
@@ -208,7 +208,7 @@ def _compiled(
         evaluation_bytes=evaluation,
         collectives=checks.collective_bytes(text),
         flops=_flops(step) if step else 0.0,
-        tables_aliased=bool(step) and _in_place(program, step, tables),
+        tables_aliased=bool(step) and _is_in_place(program, step, tables),
         compile_seconds=seconds,
         compiler_error=compiler_error,
     )
@@ -251,7 +251,7 @@ def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
     return program, "", memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
-def _in_place(program: CompiledSteps, step: Any, tables: int) -> bool:
+def _is_in_place(program: CompiledSteps, step: Any, tables: int) -> bool:
     """Returns True if all tables are updated in place and no other array has a table's size.
 
     Tables that fit the fast memory of a core do not count.

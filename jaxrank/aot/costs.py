@@ -236,20 +236,20 @@ class _Program:
             reads = sum(self._read(inside, i, o) for i, o in enumerate(operands))
             return reads + self._written(inside, hlo.root(self._computations[inside]), instruction)
         if instruction.opcode in _WRITES_PARTS:
-            moved = sum(operand.in_memory for operand in operands[1:])
+            moved = sum(operand.hbm_bytes for operand in operands[1:])
             return moved + (
                 _WRITES_PARTS[instruction.opcode] * operands[-1].size
-                if instruction.in_memory
+                if instruction.hbm_bytes
                 else 0
             )
         if instruction.opcode in _READS_PARTS:
-            read = instruction.size if operands and operands[0].in_memory else 0
-            return read + instruction.in_memory + sum(operand.in_memory for operand in operands[1:])
-        return instruction.in_memory + sum(operand.in_memory for operand in operands)
+            read = instruction.size if operands and operands[0].hbm_bytes else 0
+            return read + instruction.hbm_bytes + sum(operand.hbm_bytes for operand in operands[1:])
+        return instruction.hbm_bytes + sum(operand.hbm_bytes for operand in operands)
 
     def _read(self, fused: str, index: int, operand: Instruction) -> float:
         """Counts the bytes of HBM that a fused computation reads from one of its operands."""
-        whole, total = operand.in_memory, 0.0
+        whole, total = operand.hbm_bytes, 0.0
         if not whole:
             return 0.0
         instructions = self._computations[fused]
@@ -282,7 +282,7 @@ class _Program:
             whole: the instruction whose arrays are written.
         """
         instructions = self._computations[fused]
-        if not whole.in_memory:
+        if not whole.hbm_bytes:
             return 0.0
         if result.opcode == "bitcast":
             return self._written(fused, instructions[result.operands[0]], whole)
@@ -296,8 +296,8 @@ class _Program:
             return self._written(inside, hlo.root(self._computations[inside]), whole)
         if result.opcode in _WRITES_PARTS:
             update = instructions[result.operands[-1 if result.opcode == "scatter" else 1]]
-            return min(_WRITES_PARTS[result.opcode] * update.size, whole.in_memory)
-        return whole.in_memory
+            return min(_WRITES_PARTS[result.opcode] * update.size, whole.hbm_bytes)
+        return whole.hbm_bytes
 
 
 def _is_free(instruction: Instruction) -> bool:
@@ -322,7 +322,7 @@ def _multiplied(instruction: Instruction, left: tuple[int, ...], result: tuple[i
     window = instruction.found(r"window=\{([^}]*)\}")
     fields = dict(field.split("=") for field in window.split())
     for axis, size in enumerate(fields.get("size", "").split("x") if window else ()):
-        field = functools.partial(_of_axis, fields, axis)
+        field = functools.partial(_axis_text, fields, axis)
         low = int(field("pad", "0_0").split("_")[0])
         stride, dilated, steps = (
             int(field(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate")
@@ -335,5 +335,5 @@ def _multiplied(instruction: Instruction, left: tuple[int, ...], result: tuple[i
     return pairs
 
 
-def _of_axis(fields: dict[str, str], axis: int, name: str, otherwise: str) -> str:
+def _axis_text(fields: dict[str, str], axis: int, name: str, otherwise: str) -> str:
     return fields[name].split("x")[axis] if name in fields else otherwise

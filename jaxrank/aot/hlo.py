@@ -35,7 +35,7 @@ class Array(NamedTuple):
         return math.prod(self.dims)
 
     @property
-    def in_memory(self) -> int:
+    def hbm_bytes(self) -> int:
         """Bytes in HBM."""
         return 0 if self.is_fast else self.size
 
@@ -60,8 +60,8 @@ class Instruction(NamedTuple):
         return sum(array.size for array in self.arrays)
 
     @property
-    def in_memory(self) -> int:
-        return sum(array.in_memory for array in self.arrays)
+    def hbm_bytes(self) -> int:
+        return sum(array.hbm_bytes for array in self.arrays)
 
     @property
     def made(self) -> tuple[Array, ...]:

@@ -68,27 +68,27 @@ def differing(expected: dict[str, int], actual: dict[str, int]) -> list[str]:
 def _checksum(array: Any) -> jax.Array:  # u32[]
     sharding = getattr(array, "sharding", None)
     if isinstance(sharding, NamedSharding):
-        return _of_mesh(sharding.mesh, sharding.spec)(array)
-    return _of_one(jnp.asarray(array))
+        return _mesh_checksums(sharding.mesh, sharding.spec)(array)
+    return _array_checksum(jnp.asarray(array))
 
 
 @functools.cache
-def _of_mesh(mesh: Mesh, spec: P) -> Any:
+def _mesh_checksums(mesh: Mesh, spec: P) -> Any:
     axis = spec[0] if len(spec) else None
     if any(name is not None for name in spec[1:]):
         raise ValueError(f"arrays must be sharded along their first axis only: found {spec}")
 
     def device_checksums(array: jax.Array) -> jax.Array:
         if axis is None:
-            return _of_share(array, 0)
-        return jax.lax.psum(_of_share(array, jax.lax.axis_index(axis) * array.shape[0]), axis)
+            return _share_checksum(array, 0)
+        return jax.lax.psum(_share_checksum(array, jax.lax.axis_index(axis) * array.shape[0]), axis)
 
     return jax.jit(
         jax.shard_map(device_checksums, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
     )
 
 
-def _of_share(array: jax.Array, first: Any) -> jax.Array:
+def _share_checksum(array: jax.Array, first: Any) -> jax.Array:
     """Computes the contribution of the rows that begin at row `first` of the whole array."""
     if not array.size:
         return jnp.zeros((), jnp.uint32)
@@ -96,7 +96,7 @@ def _of_share(array: jax.Array, first: Any) -> jax.Array:
     count, width = rows.shape
     size = min(count, max(1, _CHUNK // width))
 
-    def of_chunk(i: jax.Array, total: jax.Array) -> jax.Array:
+    def add_chunk(i: jax.Array, total: jax.Array) -> jax.Array:
         # The last chunk starts earlier so that it is full. Rows of the chunk before are masked.
         begin = jnp.minimum(i * size, count - size)
         bits = _bits(jax.lax.dynamic_slice_in_dim(rows, begin, size)).reshape(size, -1)
@@ -106,12 +106,12 @@ def _of_share(array: jax.Array, first: Any) -> jax.Array:
         mixed = _mixed(bits + place * np.uint32(0x9E3779B1))
         return total + jnp.sum(jnp.where((row >= i * size)[:, None], mixed, 0), dtype=jnp.uint32)
 
-    return jax.lax.fori_loop(0, -(-count // size), of_chunk, jnp.zeros((), jnp.uint32))
+    return jax.lax.fori_loop(0, -(-count // size), add_chunk, jnp.zeros((), jnp.uint32))
 
 
 @jax.jit
-def _of_one(array: jax.Array) -> jax.Array:
-    return _of_share(array, 0)
+def _array_checksum(array: jax.Array) -> jax.Array:
+    return _share_checksum(array, 0)
 
 
 def _mixed(x: Any) -> Any:

@@ -140,7 +140,7 @@ def without(tree: Any, fields: tuple[str, ...]) -> Any:
     return jax.tree.map(changed, tree, is_leaf=lambda node: isinstance(node, Weights))
 
 
-def _with_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
+def _add_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
     """Inverts `without`: adds arrays of default values with the shardings of `like`."""
     older = _older_weights(fields)
 
@@ -194,7 +194,7 @@ def _placed(shapes: Any, shardings: Any) -> Any:
     )
 
 
-def _in_pieces(tree: Any) -> ocp.args.StandardSave:
+def _save_in_chunks(tree: Any) -> ocp.args.StandardSave:
     """Saves a tree in chunks, so that writing needs little more memory than a few chunks."""
     pieces, whole = ocp.SaveArgs(chunk_byte_size=_PIECE), ocp.SaveArgs()
 
@@ -250,7 +250,7 @@ class Checkpoints:
         with processes.together():
             if processes.is_first():
                 step = self._find(which)
-        return processes.from_first(step)
+        return processes.broadcast_value(step)
 
     def _find(self, which: str | int) -> int | None:
         steps = sorted(self._manager.all_steps())
@@ -305,7 +305,7 @@ class Checkpoints:
             if processes.is_first() and (step := self._find("newest")) is not None:
                 with contextlib.suppress(InputError):  # damaged: restoring it reports that
                     fingerprint = self._read(step)["data"]["fingerprint"]
-        return processes.from_first(fingerprint)
+        return processes.broadcast_value(fingerprint)
 
     def older(self, step: int) -> int | None:
         """Returns the step of the newest checkpoint before `step`, or None."""
@@ -324,11 +324,11 @@ class Checkpoints:
         with processes.together():
             if processes.is_first():
                 chosen = choose(self._manager.all_steps())
-        return processes.from_first(chosen)
+        return processes.broadcast_value(chosen)
 
     def is_there(self, step: int) -> bool:
         """Returns True if a checkpoint exists, as process 0 sees it."""
-        return processes.from_first((self.path / str(step)).is_dir())
+        return processes.broadcast_value((self.path / str(step)).is_dir())
 
     @contextlib.contextmanager
     def deletion_as_input_error(self, step: int) -> Iterator[None]:
@@ -354,7 +354,7 @@ class Checkpoints:
             time.sleep(seconds)
             return not (self.path / str(step)).is_dir()
 
-        return processes.from_first(processes.is_first() and any(map(is_gone_after, _PAUSES)))
+        return processes.broadcast_value(processes.is_first() and any(map(is_gone_after, _PAUSES)))
 
     def move_to_damaged(self, step: int) -> Path:
         """Moves a checkpoint to WORKDIR/damaged, where no run reads it, and returns its path."""
@@ -394,8 +394,8 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    weights=_in_pieces(weights),
-                    training=_in_pieces(training),
+                    weights=_save_in_chunks(weights),
+                    training=_save_in_chunks(training),
                     run=ocp.args.JsonSave(run_record.sealed(record, metric)),
                 ),
                 force=True,
@@ -438,7 +438,7 @@ class Checkpoints:
         self._compare(step, record, **restored)
         if not fields:
             return restored
-        return {name: _with_defaults(tree, parts[name], fields) for name, tree in restored.items()}
+        return {name: _add_defaults(tree, parts[name], fields) for name, tree in restored.items()}
 
     def worse_than_constant(self, step: int) -> list[str]:
         """Returns the tasks for which a constant did better when the checkpoint was evaluated."""

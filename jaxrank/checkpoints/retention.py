@@ -38,10 +38,10 @@ class Retention:
             except InputError:
                 unknown.add(step)
         best = _best(known)
-        kept = {*sorted(steps)[-self._keep :], *unknown, *self._at_intervals(steps), best}
+        kept = {*sorted(steps)[-self._keep :], *unknown, *self._interval_steps(steps), best}
         return [step in kept for step in steps]
 
-    def _at_intervals(self, steps: Sequence[int]) -> set[int]:
+    def _interval_steps(self, steps: Sequence[int]) -> set[int]:
         if not self._keep_every:
             return set()
         interval = [step // self._keep_every for step in sorted(steps)]

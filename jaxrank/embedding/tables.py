@@ -128,13 +128,13 @@ class Lookup:
         return meshes.platform(self.mesh)
 
     @property
-    def on_cpu(self) -> bool:
+    def is_on_cpu(self) -> bool:
         return self.platform == "cpu"
 
     @functools.cached_property
     def is_native(self) -> bool:
         """True if code in C++ (`native`) reads and updates rows."""
-        return self.on_cpu and not native.missing()
+        return self.is_on_cpu and not native.missing()
 
     @property
     def has_kernel(self) -> bool:
@@ -170,7 +170,7 @@ class Lookup:
             owners=self.shards,
             share=share,
             capacity=round_up(max(1, capacity), vector_layout.buffer_unit),
-            by_scatter=self.on_cpu,
+            by_scatter=self.is_on_cpu,
         )
 
     def _exchange_of(self, stack: Stack, batch: Batch) -> Exchange:
@@ -354,7 +354,7 @@ class Embedding(Lookup):
     @property
     def uses_scratch(self) -> bool:
         """True if duplicates are detected with a scratch array, see `duplicates`."""
-        return self.on_cpu and not self.is_native and self.l2_scope == "read"
+        return self.is_on_cpu and not self.is_native and self.l2_scope == "read"
 
     def init(self, key: jax.Array) -> dict[str, TableState]:
         """Makes new tables on the whole mesh.
@@ -470,14 +470,14 @@ class Embedding(Lookup):
             if rows:
                 sums = sum_once(vector_layout, *exchange.kept(route, rows, of_owners), rows)
         else:
-            if not self.on_cpu and not self.has_kernel:
+            if not self.is_on_cpu and not self.has_kernel:
                 grad = [IndexedVectors(ids.size, joined(vector_layout, grad))]
             of_split = jnp.where(ids < stack.replicated, PAD, ids) if stack.replicated else ids
             arrivals = functools.partial(_one_arrival, route, grad, of_split)
             if rows and ids.size:
                 replicated_ids = jnp.where(ids < stack.replicated, ids, PAD)
                 sums = sum_of_rows(
-                    vector_layout, replicated_ids, grad, rows, by_scatter=self.on_cpu
+                    vector_layout, replicated_ids, grad, rows, by_scatter=self.is_on_cpu
                 )
             elif rows:  # products read all places
                 dtype = grads["ids"].dtype

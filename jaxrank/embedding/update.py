@@ -66,7 +66,7 @@ class RowUpdate:
         """
         sums, reads = meshes.total(self.mesh, (sums, reads))
 
-        def of_read(found, grads, place):
+        def change_if_read(found, grads, place):
             changes = self._change(found, grads, place)
             if self.l2_scope == "table":
                 return changes
@@ -75,14 +75,14 @@ class RowUpdate:
                 lambda c: jnp.where(is_read[:, None] if c.ndim == 2 else is_read, c, 0), changes
             )
 
-        return self.vector_layout.change_all(state, sums, of_read)
+        return self.vector_layout.change_all(state, sums, change_if_read)
 
     def split(
         self, shape: Storage, state: TableState, scratch: jax.Array | None, arrivals: Arrivals
     ) -> tuple[TableState, jax.Array | None]:
         """Updates the share of the rows that this device owns. Returns its scratch array too."""
 
-        def of_share(found, grads, place):
+        def change_share(found, grads, place):
             return self._change(found, grads, self._row_of(shape, place))
 
         def change_read(carry, place, grads: list[IndexedVectors], row=None):
@@ -90,18 +90,18 @@ class RowUpdate:
             if self.is_native and state.rows.dtype == jnp.float32:
                 unique, sums = cpu_rows.sum_by_id(place, grads, self._share(shape), shape.dim)
                 if self.row_optimizer.native and not self.l2 and not self.clip_norm:
-                    return self._by_native(shape, state, unique, sums), scratch
+                    return self._update_by_native(shape, state, unique, sums), scratch
             elif isinstance(self.vector_layout, GpuRowLayout) and self.vector_layout.works_on(
                 state.rows.dtype
             ):
                 if row is None:
                     row = self._row_of(shape, place)
-                return self._by_kernel(self.vector_layout, shape, state, row, grads), scratch
+                return self._update_by_kernel(self.vector_layout, shape, state, row, grads), scratch
             elif scratch is not None:
                 unique, sums, scratch = sum_by_scratch(self.vector_layout, place, grads, scratch)
             else:
                 unique, sums = sum_by_sort(self.vector_layout, place, grads)
-            return self.vector_layout.change(state, unique, sums, of_share), scratch
+            return self.vector_layout.change(state, unique, sums, change_share), scratch
 
         def add_up(sums, place, grads: list[IndexedVectors], row=None):
             if not isinstance(self.vector_layout, GpuRowLayout):
@@ -114,7 +114,7 @@ class RowUpdate:
             return arrivals(change_read, (state, scratch))
         # All rows change. Rows that were not read change only by their regularisation.
         sums = arrivals(add_up, self.vector_layout.zeros(self._share(shape), state.rows.dtype))
-        return self.vector_layout.change_all(state, sums, of_share), scratch
+        return self.vector_layout.change_all(state, sums, change_share), scratch
 
     def _share(self, shape: Storage) -> int:
         """Returns the number of rows of a split part that a device owns."""
@@ -161,7 +161,7 @@ class RowUpdate:
             return changes
         return jax.tree.map(lambda c: jnp.where(applies, c, 0), changes)
 
-    def _by_kernel(
+    def _update_by_kernel(
         self,
         vector_layout: GpuRowLayout,
         shape: Storage,
@@ -185,7 +185,7 @@ class RowUpdate:
             state, row, place_of, grads, change, self._learning_rate_of, tuple(scalars)
         )
 
-    def _by_native(
+    def _update_by_native(
         self, shape: Storage, state: TableState, place: jax.Array, sums: jax.Array
     ) -> TableState:
         """Updates this device's share of a split part by the native code of `row_optimizer`.

@@ -107,4 +107,4 @@ def _last_step(folder: Path) -> int:
             for line in path.read_text().split("\n")[:-1]:  # without an incomplete last line
                 with contextlib.suppress(ValueError, TypeError, KeyError):  # the writer reports it
                     step = json.loads(line)["step"]
-    return processes.from_first(step)
+    return processes.broadcast_value(step)

@@ -162,7 +162,7 @@ def _days(scores: list[DayScore]) -> list[str]:
     return [*lines, "Means over the days, weighted by examples:"]
 
 
-def of_training(result: Result, workdir: str, *, page: bool = True) -> str:
+def format_training(result: Result, workdir: str, *, page: bool = True) -> str:
     """Formats the summary of `jaxrank train`. `page`: whether report.html was written."""
     workdir = os.path.abspath(workdir)
     valid = [f"Validation at step {result.checkpoint_step:,}:"] if result.metrics else []
@@ -258,7 +258,7 @@ def _slices(by: dict[str, Any]) -> list[str]:
     return lines
 
 
-def of_evaluation(result: Evaluation) -> str:
+def format_evaluation(result: Evaluation) -> str:
     """Formats the summary of `jaxrank evaluate`."""
     lines = [
         f"{result.checkpoint} on {result.data}: {result.seconds:.1f} s",

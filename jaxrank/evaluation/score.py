@@ -203,7 +203,7 @@ def reference(split: Split, schema: Schema) -> Reference:
     with processes.together():
         if processes.is_first():
             references = tuple(_reference(split, schema))
-    return Reference(*processes.from_first(references))
+    return Reference(*processes.broadcast_value(references))
 
 
 def _reference(split: Split, schema: Schema) -> Reference:

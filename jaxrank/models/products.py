@@ -199,14 +199,14 @@ def _contract(
         _whole, axis_a=axis_a, axis_b=axis_b, precision=precision, dtype=dtype
     )
     part = _part(a.shape[-3 - axis_a], b.shape[-3 - axis_b])
-    is_split = a.dtype != jnp.bfloat16 or axis_a == axis_b == -2  # see `_of_kernel`
+    is_split = a.dtype != jnp.bfloat16 or axis_a == axis_b == -2  # see `_kernel_gradient`
     on_gpu = {}
     if not _is_aligned(a, b):
         on_gpu = {"cuda": functools.partial(_filled, **whole.keywords)}
     if not is_split or a.shape[axis_a] <= part:
         return jax.lax.platform_dependent(a, b, **on_gpu, default=whole) if on_gpu else whole(a, b)
 
-    def in_parts(a: jax.Array, b: jax.Array) -> jax.Array:
+    def multiply_parts(a: jax.Array, b: jax.Array) -> jax.Array:
         a, b = jnp.moveaxis(a, axis_a, -2), jnp.moveaxis(b, axis_b, -2)
         count, rest = divmod(a.shape[-2], part)
         end = count * part
@@ -219,7 +219,7 @@ def _contract(
             sums = sums + _whole(a[..., end:, :], b[..., end:, :], -2, -2, precision)
         return sums
 
-    return jax.lax.platform_dependent(a, b, cpu=in_parts, **on_gpu, default=whole)
+    return jax.lax.platform_dependent(a, b, cpu=multiply_parts, **on_gpu, default=whole)
 
 
 def _filled(
@@ -278,15 +278,15 @@ def _product(x: jax.Array, kernel: jax.Array, precision: str, dtype: str) -> jax
 def _forward(x: jax.Array, kernel: jax.Array, precision: str, dtype: str) -> tuple[jax.Array, Any]:
     factors = _rounded(x, precision), _rounded(kernel, precision)
     of_result = "bfloat16" if precision == _MIXED else None
-    return _contract(*factors, -1, -2, _of_xla(precision), of_result), factors
+    return _contract(*factors, -1, -2, _xla_precision(precision), of_result), factors
 
 
 def _backward(
     precision: str, dtype: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     (x, kernel), grad = factors, _rounded(grad, precision)
-    of_x = _contract(grad, kernel, -1, -1, _of_xla(precision), dtype)
-    return of_x, _of_kernel(x, grad, _of_xla(precision))
+    of_x = _contract(grad, kernel, -1, -1, _xla_precision(precision), dtype)
+    return of_x, _kernel_gradient(x, grad, _xla_precision(precision))
 
 
 _product.defvjp(_forward, _backward)
@@ -296,12 +296,12 @@ def _rounded(x: jax.Array, precision: str) -> jax.Array:
     return x.astype(jnp.bfloat16) if precision in _ROUNDING else x
 
 
-def _of_xla(precision: str) -> str:
+def _xla_precision(precision: str) -> str:
     """Returns the precision of XLA for factors that are already rounded."""
     return "default" if precision in _ROUNDING else precision
 
 
-def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
+def _kernel_gradient(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
     """Returns the gradient of a kernel: f[..., n, in], f[..., n, out] -> f[..., in, out]."""
     plain = functools.partial(_contract, axis_a=-2, axis_b=-2, precision=precision)
     if x.dtype != jnp.bfloat16 or grad.shape[-1] < _WIDE:

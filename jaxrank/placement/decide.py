@@ -69,7 +69,7 @@ def decide(
     with processes.together():
         if processes.is_first():
             decision = _measured(make_workload(), split, schema, mesh, kept)
-    decision = processes.from_first(decision)
+    decision = processes.broadcast_value(decision)
     hot = {name: ReplicatedRows.from_state(tree) for name, tree in decision["hot"].items()}
     layout = layouts.layout(schema, dim_of, hot)
     return Placement(layout, hot, decision["room"], tuple(decision["messages"]))

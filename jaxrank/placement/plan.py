@@ -76,7 +76,7 @@ def plan(
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = open_data(located, config.eval.metric, report)
-    config = with_choices(config, workdir, data, report)
+    config = choose_unset(config, workdir, data, report)
     planner = PlacementPlanner(make_workload(config, data.schema), data)
     cost = planner.cost(machine)
     size = config.batch_size
@@ -103,7 +103,7 @@ def plan(
     )
 
 
-def with_choices(config: ConfigDict, workdir: str, data: PlanInputs, report: Report) -> ConfigDict:
+def choose_unset(config: ConfigDict, workdir: str, data: PlanInputs, report: Report) -> ConfigDict:
     """The config as a run in `workdir` has it, or would have it."""
     rows = int(data.reads.part_rows.sum())
     is_run = workdir and (directory(workdir) / "config.json").is_file()

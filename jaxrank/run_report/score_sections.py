@@ -126,7 +126,7 @@ def reliability(runs: Sequence[RunReport]) -> list[Markup]:
     for task in _tasks(runs):
         series = []
         for i, run in enumerate(runs):
-            buckets = _of_task(run, "buckets", task)
+            buckets = _task_value(run, "buckets", task)
             if not buckets:
                 continue
             color = COLORS[i % len(COLORS)]
@@ -159,7 +159,7 @@ def reliability(runs: Sequence[RunReport]) -> list[Markup]:
     ]
 
 
-def _of_task(run: RunReport, name: str, task: str) -> Any:
+def _task_value(run: RunReport, name: str, task: str) -> Any:
     return ((run.summary["result"] or {}).get(name) or {}).get(task)
 
 
@@ -178,7 +178,7 @@ def histograms(runs: Sequence[RunReport]) -> list[Markup]:
     charts = []
     for task in _tasks(runs):
         for run in runs:
-            counts = _of_task(run, "histograms", task)
+            counts = _task_value(run, "histograms", task)
             if not counts or not counts["edges"]:
                 continue
             is_binary = "positive" in counts
@@ -252,7 +252,7 @@ def _slice_table(task: str, entry: Mapping[str, Any]) -> Markup:
             whole if _is_number(whole) else 1.0,
         )
         name = "missing" if value["value"] is None else value["value"]
-        cells = [_with_error(metrics.get(n), errors.get(n)) for n in shown]
+        cells = [_format_error(metrics.get(n), errors.get(n)) for n in shown]
         rows.append([name, picture, number(metrics["examples"]), *cells])
     header = [entry["by"]["column"], TITLES.get(normalized, normalized), "examples"]
     listed = table([*header, *(TITLES[n] for n in shown)], rows, texts=2)
@@ -269,5 +269,5 @@ def _surely(value: Mapping[str, Any], task: str, name: str) -> float:
     return loss - Z * error if _is_number(loss) and _is_number(error) else -math.inf
 
 
-def _with_error(value: Any, error: Any) -> str:
+def _format_error(value: Any, error: Any) -> str:
     return f"{number(value)} ± {Z * error:.2g}" if _is_number(error) else number(value)

@@ -168,7 +168,7 @@ def wait() -> None:
         pass
 
 
-def from_first(value: Any) -> Any:
+def broadcast_value(value: Any) -> Any:
     """Returns the value of process 0 in all processes, so that it cannot differ between them.
 
     Args:
@@ -177,7 +177,7 @@ def from_first(value: Any) -> Any:
     return json.loads(_gather(json_files.to_text(value))[0]) if place()[1] > 1 else value
 
 
-def from_all(value: Any) -> list[Any]:
+def gather_values(value: Any) -> list[Any]:
     """Returns the values of all processes, in the order of processes.
 
     Args:

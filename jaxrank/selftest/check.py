@@ -70,7 +70,7 @@ def run(name: str, function: Callable[[], Verdict], advice: str) -> Check:
     except Exception as error:
         text = " ".join(str(error).split()) or repr(error)
         verdict = Verdict(FAIL, f"{type(error).__name__}: {text[:400]}", advice)
-    verdicts: list[list[Any]] = processes.from_all(list(verdict))
+    verdicts: list[list[Any]] = processes.gather_values(list(verdict))
     failed = [i for i, (status, *_) in enumerate(verdicts) if status == FAIL]
     first = failed[0] if failed else 0
     status, finding, advice = verdicts[first]

@@ -158,6 +158,6 @@ def measure(
 
     local, _ = timed(local, 1)  # compiles
     local, took = timed(local, _WARM)
-    count = processes.from_first(max(1, min(10_000, int(seconds / took * _WARM))))
+    count = processes.broadcast_value(max(1, min(10_000, int(seconds / took * _WARM))))
     local, took = timed(local, count)
-    return int(wrong), max(processes.from_all(took)) / count
+    return int(wrong), max(processes.gather_values(took)) / count

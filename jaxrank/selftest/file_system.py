@@ -42,7 +42,7 @@ def visible(folder: Path) -> Verdict:
     token = f"{os.getpid()} on {socket.gethostname()}"
     if processes.is_first():
         path.write_text(token)
-    token = processes.from_first(token)
+    token = processes.broadcast_value(token)
     began = time.monotonic()
     while (text := _read(path)) != token and time.monotonic() - began < _PATIENCE:
         time.sleep(0.1)
@@ -104,7 +104,7 @@ def rename(folder: Path, seconds: float) -> Verdict:
     processes.wait()
     return passes(
         not torn,
-        torn[0] if torn else f"whole in all {processes.from_first(written):,} replacements",
+        torn[0] if torn else f"whole in all {processes.broadcast_value(written):,} replacements",
         "Use a POSIX file system for the workdir. Checkpoints and configs are complete under their"
         " name only if a rename is atomic.",
     )
@@ -133,7 +133,7 @@ def locks(folder: Path) -> Verdict:
     with lock.locked(folder / "locked"):
         path = folder / "locked" / ".lock"
         with _holder(path, seconds=0.0) as (_, answer):
-            states = processes.from_all([answer, socket.gethostname()])
+            states = processes.gather_values([answer, socket.gethostname()])
     others = [host for state, host in states if state != "held"]
     if others:
         return Verdict(
@@ -146,7 +146,7 @@ def locks(folder: Path) -> Verdict:
     with processes.together():
         if processes.is_first():
             released = _seconds_until_released(folder / "kept")
-    released = processes.from_first(released)
+    released = processes.broadcast_value(released)
     return passes(
         released < _RELEASED,
         f"excludes {processes.place()[1]} other processes; that of a killed process is free after"
@@ -191,7 +191,7 @@ def space(folder: Path) -> Verdict:
             info = os.statvfs(folder)
             free = float(info.f_bavail) * info.f_frsize
             rate = _write_rate(folder / "written") if free > 2 * _WRITTEN else 0.0
-    free, rate = processes.from_first([free, rate])
+    free, rate = processes.broadcast_value([free, rate])
     return passes(
         free >= _LEAST_FREE,
         f"{format_bytes(free)} free, written at {format_bytes(rate)}/s",

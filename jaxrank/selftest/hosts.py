@@ -27,7 +27,7 @@ def describe() -> Verdict:
         "cores": cores,
         "memory": format_bytes(meshes.host_memory()),
     }
-    hosts = processes.from_all(machine)
+    hosts = processes.gather_values(machine)
     kinds = sorted({f"{h['devices']}, {h['cores']} cores, {h['memory']}" for h in hosts})
     count = len({h["host"] for h in hosts})
     text = f"{len(hosts)} processes on {count} hosts, each with {' or '.join(kinds)}"
@@ -41,7 +41,7 @@ def describe() -> Verdict:
 
 def versions() -> Verdict:
     """Fails unless all processes have the same versions."""
-    return compare_versions(processes.from_all(_versions()))
+    return compare_versions(processes.gather_values(_versions()))
 
 
 def _versions() -> dict[str, str]:

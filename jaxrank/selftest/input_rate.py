@@ -41,7 +41,7 @@ def check(run: Run, seconds: float) -> Verdict:
 
     alone = execution / _seconds(step, itertools.repeat(on_devices), seconds)
     ahead = -(-run.config.data.prefetch_batches // run.steps_per_execution) + 1
-    read = execution * min(processes.from_all(executions_per_second(batches, ahead, seconds)))
+    read = execution * min(processes.gather_values(executions_per_second(batches, ahead, seconds)))
     feed = DevicePrefetcher(batches, lambda b: meshes.put_batch(b, mesh, leading=1))
     try:
         both = execution / _seconds(step, feed, seconds)
@@ -79,5 +79,5 @@ def _seconds(function: Callable[[Any], None], batches: Iterator[Any], seconds: f
         return (time.perf_counter() - began) / count
 
     timed(_WARM)
-    once = max(processes.from_all(timed(_WARM)))
-    return max(processes.from_all(timed(max(2, int(seconds / max(once, 1e-6))))))
+    once = max(processes.gather_values(timed(_WARM)))
+    return max(processes.gather_values(timed(max(2, int(seconds / max(once, 1e-6))))))

@@ -38,7 +38,7 @@ def make_folder(workdir: str) -> Path:
             if workdir:
                 Path(workdir).mkdir(parents=True, exist_ok=True)
             path = tempfile.mkdtemp(prefix=".selftest-", dir=workdir or None)
-    return Path(processes.from_first(path))
+    return Path(processes.broadcast_value(path))
 
 
 def check_machines(folder: Path, size: Size, emit: Emit) -> bool:

@@ -46,7 +46,7 @@ def resume(config: ConfigDict, folder: Path) -> Verdict:
             verdict = list(compare(folder, resumed[0], exact=jax.default_backend() == "cpu"))
         else:
             verdict = list(Verdict(FAIL, "the run started again from step 0", ADVICE))
-    status, text, advice = processes.from_first(verdict)
+    status, text, advice = processes.broadcast_value(verdict)
     return Verdict(status, text, advice)
 
 

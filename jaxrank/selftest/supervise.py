@@ -107,7 +107,7 @@ def selftest(
             checks["resume"] = _resume(supervisor, Path(folder), index, count)
         if folder and count > 1:
             _meet(Path(folder), "end", index, count)  # before process 0 removes the directory
-    return Result(index, _in_order(checks), time.monotonic() - began)
+    return Result(index, _complete(checks), time.monotonic() - began)
 
 
 def _settings(
@@ -250,7 +250,7 @@ def _meet(folder: Path, name: str, index: int, count: int) -> None:
             time.sleep(_LOOK)
 
 
-def _in_order(checks: dict[str, Check]) -> list[Check]:
+def _complete(checks: dict[str, Check]) -> list[Check]:
     """Returns all checks. Those that were not run are not applicable."""
     failed = next((name for name in NAMES if name in checks and checks[name].status == FAIL), "")
     why = f"not run, because `{failed}` failed" if failed else "not run"

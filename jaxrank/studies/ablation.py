@@ -197,7 +197,7 @@ def _panels(
     shown = [group for group in order if group in largest]
     for name in names if shown else ():
         changes = {group: effects[group][name] for group in shown}
-        series = Series.with_intervals("", changes, style="points")
+        series = Series.interval_series("", changes, style="points")
         panels.append(Panel(f"{name} without a feature", "", f"change of {name}", [series]))
     return panels
 

@@ -180,7 +180,7 @@ def _panels(
             if any(r.is_done for r in results[case])
         }
         style = "dashed" if label == _BEST_LABEL else "line"
-        return Series.with_intervals(label, values, style)
+        return Series.interval_series(label, values, style)
 
     panels = [
         Panel(

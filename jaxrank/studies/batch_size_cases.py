@@ -82,7 +82,7 @@ class Specs:
 
     def __init__(self, context: Context, chosen: Mapping[str, Any]):
         self._options, self._config = context.options, context.config
-        self.tuned_config = at_base(chosen["config"], self._options.base)
+        self.tuned_config = set_base_rates(chosen["config"], self._options.base)
         largest = max(*self._options.batch_sizes, self._options.base)
         available = self._options.examples or chosen["num_steps"] * chosen["config"]["batch_size"]
         self.examples = available // largest * largest
@@ -140,7 +140,7 @@ class Specs:
         return steps
 
 
-def at_base(config: Mapping[str, Any], base: int) -> dict[str, Any]:
+def set_base_rates(config: Mapping[str, Any], base: int) -> dict[str, Any]:
     """Returns a plain config whose rates are those that it has at the base batch size."""
     sections = {}
     for side in _SIDES:

@@ -107,7 +107,7 @@ def runs(context: Context) -> Runs:
     rows += [_Row("prefetch", n, training_rate=rate) for n, rate in trained.items()]
     chosen["data.prefetch_batches"] = _fastest(trained, data.prefetch_batches)
     sizes = {s: r.values["bytes"] / max(1, r.values["rows"]) for s, r in stored.items()}
-    return _outcome([_with_size(row, initial, sizes) for row in rows], compression, block, chosen)
+    return _outcome([_add_size(row, initial, sizes) for row in rows], compression, block, chosen)
 
 
 def _plain(name: str) -> str:
@@ -166,7 +166,7 @@ def _fastest(rates: Mapping[Any, float | None], current: Any) -> Any:
     return best
 
 
-def _with_size(row: _Row, current: str, sizes: Mapping[tuple[str, int], float]) -> _Row:
+def _add_size(row: _Row, current: str, sizes: Mapping[tuple[str, int], float]) -> _Row:
     store = {
         "compression": (_plain(str(row.value)), _BLOCK),
         "block size": (current, row.value),

@@ -197,7 +197,7 @@ def _panels(by_group: Mapping[Group, list[RunResult]], names: Sequence[str]) -> 
             f"deviation of {names[0]}, 95% interval",
             "",
             "deviation",
-            [Series.with_intervals("", deviations, style="points")],
+            [Series.interval_series("", deviations, style="points")],
         )
     )
     return [*panels, *_staleness_panel(by_group)]

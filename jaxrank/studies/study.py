@@ -101,7 +101,7 @@ class Series:
     color: str = ""
 
     @classmethod
-    def with_intervals(
+    def interval_series(
         cls, label: str, points: Mapping[Any, Interval], style: str = "line"
     ) -> "Series":
         """Returns the series of {x: interval}. A value without interval has one of width 0."""

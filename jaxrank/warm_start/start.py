@@ -84,8 +84,8 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
         rows = _same_rows(older, new_run.store)
     state = new_run.program.init()
     with processes.together():
-        state, carried = _with_layers(state, older, new_run)
-        state = _with_tables(state, older, new_run, rows)
+        state, carried = _start_layers(state, older, new_run)
+        state = _start_tables(state, older, new_run, rows)
     messages = [
         *_feature_changes(older, new_run),
         *_table_changes(older, new_run, rows),
@@ -154,7 +154,7 @@ def _same_rows(older: _Older, store: Store) -> Rows:
     }
 
 
-def _with_layers(
+def _start_layers(
     state: TrainState, older: _Older, new_run: Run
 ) -> tuple[TrainState, CarriedLayers]:
     step_spec = new_run.program.step_spec
@@ -223,7 +223,7 @@ def _same_row_optimizer(older: _Older, new_run: Run) -> bool:
     return older.run.optimizers["tables"] == new_run.optimizers["tables"]
 
 
-def _with_tables(state: TrainState, older: _Older, new_run: Run, rows: Rows) -> TrainState:
+def _start_tables(state: TrainState, older: _Older, new_run: Run, rows: Rows) -> TrainState:
     step_spec = new_run.program.step_spec
     mapped = {name: row for name, row in rows.items() if isinstance(row, np.ndarray)}
     moves = plan_moves(older.layout, step_spec.embedding.layout, mapped)

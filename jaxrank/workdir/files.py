@@ -60,7 +60,7 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
         if not path.is_file():
             return
         old, new = (
-            _with_paths(_filled(tree, to_plain(default(model_name(tree)))), os.path.realpath)
+            _map_paths(_filled(tree, to_plain(default(model_name(tree)))), os.path.realpath)
             for tree in (renames.config(_read(path)), to_plain(config))
         )
         lines = differences(old, new)
@@ -83,7 +83,7 @@ def _filled(tree: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
     return filled
 
 
-def _with_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
+def _map_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
     """Applies a function to the local paths of the data that a run reads in a plain config.
 
     These are the paths of the store or, with data.direct, of the source files. The source of a
@@ -126,7 +126,7 @@ def save(
             json_files.write(workdir / "schema.json", schema)
             tree = {name: rows.to_state() for name, rows in hot.items()}
             json_files.write(workdir / "placement.json", tree, indent=None)
-            plain = _with_paths(to_plain(config), _absolute)
+            plain = _map_paths(to_plain(config), _absolute)
             json_files.write(workdir / "config.json", plain)
 
 
@@ -140,7 +140,7 @@ def mark_finished(workdir: Path, finished: bool) -> None:
 
 def is_finished(workdir: Path) -> bool:
     """Returns True if the run has finished, as process 0 sees it."""
-    return processes.from_first((workdir / _FINISHED).exists())
+    return processes.broadcast_value((workdir / _FINISHED).exists())
 
 
 def has_checkpoint(workdir: Path) -> bool:

@@ -32,7 +32,7 @@ def locked(workdir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with processes.together():
             mark = stack.enter_context(_marked(workdir)) if processes.is_first() else ""
-        mark = processes.from_first(mark)
+        mark = processes.broadcast_value(mark)
         with processes.together():
             lock = workdir / ".lock"
             if not lock.is_file() or lock.read_text() != mark:

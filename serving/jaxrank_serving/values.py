@@ -156,7 +156,7 @@ def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
     kind = cells.column.type
     values = list(cells.values)
     types = set(map(type, values))
-    result = _at_once(values, types, kind)
+    result = _convert_all(values, types, kind)
     if result is None:
         result = np.empty(len(values))
         for i, value in enumerate(values):
@@ -174,7 +174,7 @@ def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
     return result
 
 
-def _at_once(values: list[Any], types: set[type], kind: str) -> np.ndarray | None:
+def _convert_all(values: list[Any], types: set[type], kind: str) -> np.ndarray | None:
     """Converts numbers, or texts of plain digits, without a check of each. None if it cannot."""
     try:
         if types <= {int, float, type(None)}:

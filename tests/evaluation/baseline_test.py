@@ -86,7 +86,7 @@ def test_a_finished_run_reports_the_regression_beside_the_model(run):
     result = train(tiny.config(), workdir, report=nothing, baseline=True)
     task = result.baseline["metrics"]["click"]
     assert set(task) == set(result.metrics["click"])
-    text = report.of_training(result, str(workdir))
+    text = report.format_training(result, str(workdir))
     assert re.search(rf"regression +{task['logloss']:.5f} +{task['auc']:.5f}", text)
     difference = abs(result.metrics["click"]["logloss"] / task["logloss"] - 1)
     assert f"logloss is {difference:.2%}" in text

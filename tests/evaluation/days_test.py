@@ -302,4 +302,4 @@ def test_early_stopping_watches_the_scores_of_days(store, tmp_path):
     worse = [i for i in range(1, len(aucs)) if aucs[i] <= max(aucs[:i])]
     assert len(aucs) == worse[0] + 1 if worse else len(aucs) == 5
     assert result.checkpoint_step == result.days[int(np.argmax(aucs))]["step"]
-    assert "Each day" in report.of_training(result, tmp_path)
+    assert "Each day" in report.format_training(result, tmp_path)

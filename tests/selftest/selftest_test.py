@@ -230,7 +230,7 @@ def test_a_check_fails_in_all_processes_if_it_fails_in_one(monkeypatch):
 
     assert check.run("lock", raises, "go").finding == "InputError: no way"
     others = [[PASS, "fine", ""], [FAIL, "torn", "go"]]
-    monkeypatch.setattr(processes, "from_all", lambda value: others)
+    monkeypatch.setattr(processes, "gather_values", lambda value: others)
     result = check.run("rename", lambda: Verdict(PASS, "fine"), "go")
     assert (result.status, result.finding, result.advice) == (FAIL, "process 1: torn", "go")
 

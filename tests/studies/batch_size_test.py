@@ -68,10 +68,13 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
 
 def test_rates_of_the_config_are_those_at_the_base_batch():
     plain = resolved(tiny.config())["config"]  # base_batch 4,096
-    actual = batch_size_cases.at_base(plain, 1024)["optim"]
+    actual = batch_size_cases.set_base_rates(plain, 1024)["optim"]
     assert actual["dense"]["base_learning_rate"] == pytest.approx(0.001 * 0.5)
     assert actual["tables"]["base_learning_rate"] == pytest.approx(0.05 * 0.5)
-    assert batch_size_cases.at_base(plain, 16384)["optim"]["tables"]["base_learning_rate"] == 0.2
+    assert (
+        batch_size_cases.set_base_rates(plain, 16384)["optim"]["tables"]["base_learning_rate"]
+        == 0.2
+    )
 
 
 @pytest.mark.parametrize(

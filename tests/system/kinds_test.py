@@ -83,7 +83,7 @@ def test_metrics_of_each_kind_are_written_and_the_first_task_picks_the_best(stor
         f"price: squared error {result.metrics['price']['squared_error']:.5f}, normalized ",
     ]
     assert all(text in line for text in reported)
-    text = report.of_training(result, str(workdir))
+    text = report.format_training(result, str(workdir))
     for words in (r"visits +deviance +normalized +calibration", r"price +squared error +normal"):
         assert re.search(words, text)
 
@@ -112,7 +112,7 @@ def test_scores_and_predictions_are_those_of_sklearn(store, finished, tmp_path):
         if name == "price":
             normalized = 1 - r2_score(y, p, sample_weight=w)
             assert results["normalized_squared_error"] == pytest.approx(normalized, rel=1e-5)
-    assert "observed" in report.of_evaluation(scored)
+    assert "observed" in report.format_evaluation(scored)
 
 
 def test_means_over_days_are_weighted_by_examples():

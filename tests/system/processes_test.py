@@ -481,7 +481,7 @@ def test_one_process_by_its_number_alone_joins_no_one(monkeypatch):
 
 def test_a_workdir_that_is_not_shared_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "is_first", lambda: False)
-    monkeypatch.setattr(processes, "from_first", lambda value: "what process 0 wrote")
+    monkeypatch.setattr(processes, "broadcast_value", lambda value: "what process 0 wrote")
     message = "--workdir: .* must be .* all processes share"
     with pytest.raises(InputError, match=message), locked(tmp_path / "elsewhere"):
         pass

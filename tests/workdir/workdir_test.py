@@ -133,7 +133,7 @@ def test_a_path_that_is_kept_means_what_was_typed(tmp_path, monkeypatch, typed, 
     current.mkdir()
     (current / "link").symlink_to(elsewhere / "deep")
     monkeypatch.chdir(current)
-    tree = workdir._with_paths(to_plain(on_store(typed)), workdir._absolute)
+    tree = workdir._map_paths(to_plain(on_store(typed)), workdir._absolute)
     assert tree["data"]["store"] == kept.format(here=current, elsewhere=elsewhere)
 
 
@@ -145,7 +145,7 @@ def test_files_are_kept_by_absolute_paths_only_where_they_are_read_again(tmp_pat
         c.source = dict(kind="parquet", files=files)
     for direct in (False, True):
         c.data.direct = direct
-        kept = workdir._with_paths(to_plain(c), workdir._absolute)
+        kept = workdir._map_paths(to_plain(c), workdir._absolute)
         first = f"{tmp_path}/a/*.parquet" if direct else "a/*.parquet"
         expected = dict(train=[first, "s3://b/c.parquet"], valid="/v.parquet")
         assert kept["source"]["files"] == expected

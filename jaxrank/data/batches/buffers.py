@@ -45,7 +45,7 @@ def arrays_of(batch: Any) -> Iterator[Any]:
         yield batch
 
 
-def with_steps(like: Batch, steps: int) -> Batch:
+def add_step_axis(like: Batch, steps: int) -> Batch:
     """Adds a leading axis of steps to a batch of shapes."""
     return map_arrays(lambda array: Shape((steps, *array.shape), array.dtype), like)
 

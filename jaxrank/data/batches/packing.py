@@ -141,7 +141,7 @@ class Packer:
         group, groups = self._group, len(dropped)
         dropped.fill(0)
         for stack in self._stacks:
-            part, ids, list_weights = self._of_stack(stack, lengths, values, weights)
+            part, ids, list_weights = self._stack_batch(stack, lengths, values, weights)
             room = self._capacities[stack.name]
             totals = part.reshape(groups, -1).sum(axis=1, dtype=np.int64)
             if (totals > room).any():
@@ -155,7 +155,7 @@ class Packer:
                 list_weights = None if list_weights is None else list_weights[keep]
             self._fill(stack, part, ids, list_weights, packed[stack.name])
 
-    def _of_stack(
+    def _stack_batch(
         self,
         stack: Stack,
         lengths: np.ndarray,

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
-from jaxrank.data.batches.buffers import BufferPool, bytes_of, with_steps
+from jaxrank.data.batches.buffers import BufferPool, add_step_axis, bytes_of
 from jaxrank.data.batches.room import Room, measure
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
@@ -230,7 +230,7 @@ class TrainBatches:
     def _execution_like(self, parts: int) -> Batch:
         """Returns the shapes and dtypes of one of the equal parts of an execution."""
         rows = self._share * len(self._streams) // parts
-        return with_steps(
+        return add_step_axis(
             self.batcher.like(rows, self._logit_correction), self._steps_per_execution
         )
 

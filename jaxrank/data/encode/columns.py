@@ -245,9 +245,9 @@ def elements(
     """
     values = column.values
     if is_text(values.type):
-        cells = _in_brackets(column, brackets) if brackets != "keep" else np.zeros(0, bool)
+        cells = _has_brackets(column, brackets) if brackets != "keep" else np.zeros(0, bool)
         if cells.any():
-            return _with_brackets(column, separator, must, cells)
+            return _strip_brackets(column, separator, must, cells)
         if not separator:
             raise InputError(
                 f"{column.chunk.file}, column {column.name}: {must} in a text column must have a"
@@ -266,7 +266,7 @@ def elements(
     )
 
 
-def _in_brackets(column: Column, brackets: str) -> np.ndarray:
+def _has_brackets(column: Column, brackets: str) -> np.ndarray:
     """Returns bool[n]: True where a cell is a bracketed list. Raises if `brackets` forbids them."""
     cells = bracketed_cells.bracketed(column.values)
     if cells.any() and brackets == "error":
@@ -279,7 +279,7 @@ def _in_brackets(column: Column, brackets: str) -> np.ndarray:
     return cells
 
 
-def _with_brackets(column: Column, separator: str, must: str, cells: np.ndarray) -> Column:
+def _strip_brackets(column: Column, separator: str, must: str, cells: np.ndarray) -> Column:
     """Returns `elements` of a column with bracketed lists in the cells bool[n] `cells`."""
     values = column.values
     # Many cells are equal. Each different one is parsed once.

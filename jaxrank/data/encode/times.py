@@ -42,10 +42,10 @@ def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.n
     """
     kind = column.values.type
     if is_text(kind):
-        result = _of_text(column, time_format)
+        result = _parse_texts(column, time_format)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values = column.values.cast(pa.float64(), safe=False)
-        result = _of_numbers(_as_numpy(values), time_format)
+        result = _parse_numbers(_as_numpy(values), time_format)
     elif pa.types.is_timestamp(kind):
         result = _as_numpy(pc.divide(_counts(column.values), float(_ARROW_UNITS[kind.unit])))
     elif pa.types.is_date32(kind):
@@ -79,12 +79,12 @@ def _counts(values: pa.Array) -> pa.Array:  # times of any unit -> f64[n] of tha
     return values.cast(pa.int64()).cast(pa.float64(), safe=False)
 
 
-def _of_text(column: Column, time_format: str) -> np.ndarray:
+def _parse_texts(column: Column, time_format: str) -> np.ndarray:
     texts = column.values
     nothing = pa.scalar(None, pa.string())
     is_number = pc.match_substring_regex(texts, _NUMBER)
     numbers = _as_numpy(pc.if_else(is_number, texts, nothing).cast(pa.float64()))
-    result = _of_numbers(numbers, time_format)
+    result = _parse_numbers(numbers, time_format)
     if pc.all(is_number).as_py():
         return result
     # Arrow parses times with and without a time zone as different types.
@@ -112,7 +112,7 @@ def _of_text(column: Column, time_format: str) -> np.ndarray:
     return result
 
 
-def _of_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
+def _parse_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
     """Converts f64[n] numbers to f64[n] seconds, NaN where one is missing or does not match."""
     if time_format in TIME_UNITS:
         return numbers * TIME_UNITS[time_format]

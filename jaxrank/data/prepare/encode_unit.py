@@ -107,13 +107,13 @@ class _Writers:
         self._by_directory: dict[str, tuple[Encoder, _Blocks]] = {}
 
     def take(self, chunk: Chunk, rejects: Rejects) -> None:
-        for directory, piece in self._by_day(chunk, rejects):
+        for directory, piece in self._split_days(chunk, rejects):
             encoder, blocks = self._of(directory)
             _, examples = rejects.attempt(piece, encoder.encode)
             if examples is not None:
                 blocks.add(examples)
 
-    def _by_day(self, chunk: Chunk, rejects: Rejects) -> list[tuple[str, Chunk]]:
+    def _split_days(self, chunk: Chunk, rejects: Rejects) -> list[tuple[str, Chunk]]:
         """Returns the directories of a chunk's records, each with its records."""
         split = self._unit.split
         if not self._settings.features.by_day:

@@ -24,7 +24,7 @@ from jaxrank.data.prepare.preparation import TRAIN, Preparation
 from jaxrank.data.prepare.runners import Local, Runner
 from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.sources.registry import Source, make_source
-from jaxrank.data.spec.derived import with_derived
+from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import (
@@ -103,7 +103,7 @@ def prepare(
     key = keyed_hash.fingerprint(keyed_hash.read_key(hash_key_file)) if hash_key_file else ""
     try:
         with StoreWriter(output) as writer:
-            section = _with_copies(source, writer.work)
+            section = _copy_pipes(source, writer.work)
             data = make_source(section)
             resolved = _resolve(spec, data, unread)
             data.check_columns(resolved.named)
@@ -158,7 +158,7 @@ def _schema(resolved: FeatureSpec, fitted: FittedEncoders) -> Schema:
     )
 
 
-def _with_copies(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
+def _copy_pipes(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
     """Replaces the standard input and pipes, which can be read only once, by copies in files."""
     section = dict(source)
     paths = section.get("files")
@@ -194,11 +194,11 @@ def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> Featur
     """Resolves the spec over the columns of the training split, which every split must have."""
     first = TRAIN if TRAIN in data.splits else data.splits[0]
     try:
-        resolved = resolve(spec, with_derived(spec.derived, data.columns(first)), unread)
+        resolved = resolve(spec, add_derived(spec.derived, data.columns(first)), unread)
     except UnknownColumn as error:
         raise InputError(f"{error}{data.hint}") from error
     for split in data.splits:
-        if resolve(spec, with_derived(spec.derived, data.columns(split)), unread) != resolved:
+        if resolve(spec, add_derived(spec.derived, data.columns(split)), unread) != resolved:
             raise InputError(
                 f"source: the split {split!r} must have the columns of {first!r}: found"
                 f" {data.columns(split)} and {data.columns(first)}."

@@ -30,7 +30,7 @@ def notes(features: FeatureSpec, data: Source, split: str) -> list[str]:
     if chunk is None:
         return []
     entries: list[CategoricalSpec | RaggedSpec] = [*features.categorical, *features.ragged]
-    return [line for entry in entries for line in _of_entry(entry, chunk)]
+    return [line for entry in entries for line in _entry_values(entry, chunk)]
 
 
 def shared_files(data: Source) -> list[str]:
@@ -59,7 +59,7 @@ def _first_chunk(data: Source, split: str) -> Chunk | None:
         return None  # reported when the records are read in full
 
 
-def _of_entry(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str]:
+def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str]:
     if entry.encoding not in ("vocabulary", "hash"):
         return  # accepts only integers
     try:

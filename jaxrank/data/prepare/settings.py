@@ -97,11 +97,11 @@ def chunks(settings: PrepareSettings, unit: WorkUnit, rejects: Rejects) -> Itera
 def _derived(features: FeatureSpec, stored: Iterable[Chunk], rejects: Rejects) -> Iterator[Chunk]:
     """Yields the chunks with derived columns, without records from which none can be computed."""
 
-    def with_columns(chunk: Chunk) -> Chunk:
+    def derive_columns(chunk: Chunk) -> Chunk:
         return derive(features.derived, chunk, features.time_format)
 
     for chunk in stored:
-        _, result = rejects.attempt(chunk, with_columns)
+        _, result = rejects.attempt(chunk, derive_columns)
         if result is not None:
             yield result
 

@@ -207,7 +207,7 @@ class TextSource(LineSource):
         batch = self._format.parse(block, columns)
         if batch is not None:
             headers = self._repeated(batch, columns)
-            count, batch = batch.num_rows, self._in_order(batch)
+            count, batch = batch.num_rows, self._order_columns(batch)
             for i in headers.tolist():
                 self._reject_header(i, batch, row, part, offset, rejects)
             if len(headers):
@@ -224,7 +224,7 @@ class TextSource(LineSource):
         batch = self._format.parse(b"".join(lines[i] for i in good), columns)
         assert batch is not None, f"{part}, from row {row} on: lines without fault are no records"
         headers = self._repeated(batch, columns).tolist()
-        batch = self._in_order(batch)
+        batch = self._order_columns(batch)
         places = {good[i]: i for i in headers}
         for i in sorted([*faults, *places]):
             if i in places:
@@ -284,11 +284,11 @@ class TextSource(LineSource):
             start = ends()[index - 1] if index else 0
             batch = plain.parse(block[start : ends()[index]], columns)
             assert batch is not None, f"{path}: a record, and by itself none"
-            return self._in_order(batch).to_pylist()[0]
+            return self._order_columns(batch).to_pylist()[0]
 
         return record
 
-    def _in_order(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _order_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if batch.schema.names == self._columns else batch.select(self._columns)
 
     def _read_header(self, path: str) -> tuple[list[str], bool]:

@@ -80,7 +80,7 @@ class DerivedSpec:
         return datetime.UTC if self.zone == "UTC" else zoneinfo.ZoneInfo(self.zone)
 
 
-def with_derived(entries: Sequence[DerivedSpec], columns: Sequence[str]) -> list[str]:
+def add_derived(entries: Sequence[DerivedSpec], columns: Sequence[str]) -> list[str]:
     """Returns the columns of the raw data and behind them the derived ones.
 
     Raises:

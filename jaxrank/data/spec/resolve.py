@@ -53,7 +53,7 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
         for section, entries in sections.items()
     )
     resolved = dataclasses.replace(
-        spec, dense=floats, categorical=_with_tables(ids), ragged=_with_tables(lists)
+        spec, dense=floats, categorical=_set_tables(ids), ragged=_set_tables(lists)
     )
     for list_spec in spec.ragged:
         shared = [e for e in lists if e.weights and e.weights == list_spec.weights]
@@ -79,14 +79,14 @@ def resolve_again(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureS
     columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
     columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
     resolved = resolve(spec, [name for name in dict.fromkeys(columns) if name])
-    floats = _in_order(resolved.dense, schema.dense)
+    floats = _order_entries(resolved.dense, schema.dense)
     # Indicators follow their floats in a schema, and a pattern may have matched them.
     indicators = {f"{entry.name}:missing" for entry in floats if entry.missing_indicator}
     return dataclasses.replace(
         resolved,
         dense=tuple(entry for entry in floats if entry.name not in indicators),
-        categorical=_in_order(resolved.categorical, schema.categorical),
-        ragged=_in_order(resolved.ragged, schema.ragged),
+        categorical=_order_entries(resolved.categorical, schema.categorical),
+        ragged=_order_entries(resolved.ragged, schema.ragged),
     )
 
 
@@ -108,7 +108,7 @@ def ordered_as(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
     )
 
 
-def _in_order(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...]:
+def _order_entries(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the entry of each feature that has one."""
     by_name = {entry.name: entry for entry in entries}
     return tuple(by_name[f.name] for f in features if f.name in by_name)
@@ -210,7 +210,7 @@ def _expand(
     return tuple(expanded)
 
 
-def _with_tables(entries: Sequence[Any]) -> tuple[Any, ...]:
+def _set_tables(entries: Sequence[Any]) -> tuple[Any, ...]:
     for entry in entries:
         if not entry.table and "/" in entry.name:
             raise InputError(

@@ -148,10 +148,10 @@ def admit(
     else:
         stays = Changes(len(earlier.values), 0, 0, len(history.waiting), 0, 0, 0)
         admitted = Admitted(earlier, history, stays)
-    return admitted._replace(changes=_with_lookups(admitted, occurring))
+    return admitted._replace(changes=_count_lookups(admitted, occurring))
 
 
-def _with_lookups(admitted: Admitted, occurring: pa.Table) -> Changes:
+def _count_lookups(admitted: Admitted, occurring: pa.Table) -> Changes:
     """Counts the ids of the training split, and how many of them have no row."""
     lookups = int(pc.sum(occurring["count"]).as_py() or 0)
     has_row = pc.is_in(occurring["value"], value_set=admitted.vocabulary.values)

@@ -32,7 +32,7 @@ from jaxrank.data.sources.parquet import (
     read_footer,
 )
 from jaxrank.data.sources.registry import parquet_source
-from jaxrank.data.spec.derived import with_derived
+from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
@@ -228,7 +228,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
     """
     spec = feature_spec(features).stored
     data = parquet_source(source)
-    resolved = resolve(spec, with_derived(spec.derived, data.columns(data.splits[0])))
+    resolved = resolve(spec, add_derived(spec.derived, data.columns(data.splits[0])))
     data.check_columns(resolved.named)
     _check(resolved)
     return Store(

@@ -237,7 +237,7 @@ def open_store(path: files.AnyPath) -> Store:
         )
     file = store / "manifest.json"
     try:
-        return _of_manifest(store, manifest.read(file))
+        return _read_manifest(store, manifest.read(file))
     except KeyError as error:
         raise InputError(
             f"{file}: must have the key {error}: found a manifest without it. Prepare the data"
@@ -251,7 +251,7 @@ def open_store(path: files.AnyPath) -> Store:
         ) from error
 
 
-def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
+def _read_manifest(path: UPath, tree: dict[str, Any]) -> Store:
     entries = tree["splits"]
     for name in entries:
         if not _SPLIT.fullmatch(name):

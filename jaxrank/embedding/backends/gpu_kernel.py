@@ -208,7 +208,7 @@ def _pass(
         name="change_rows",
     )(*operands)
     left = inputs.key[:0] if chunks == 1 else _keys_of_pieces(inputs.key, chunk)
-    at_ends = {name: _at_ends(x, chunk)[: left.shape[0]] for name, x in read.items()}
+    at_ends = {name: _chunk_ends(x, chunk)[: left.shape[0]] for name, x in read.items()}
     return jax.tree.unflatten(tree, leaves), Given(
         key=left,
         place=at_ends["place"],
@@ -218,7 +218,7 @@ def _pass(
     )
 
 
-def _at_ends(x: jax.Array, chunk: int) -> jax.Array:
+def _chunk_ends(x: jax.Array, chunk: int) -> jax.Array:
     """Reads x [n] at the first and the last index of each chunk, [2 * chunks]."""
     first = jnp.arange(0, x.shape[0], chunk)
     ends = jnp.stack([first, jnp.minimum(first + chunk, x.shape[0]) - 1], axis=1)
@@ -234,7 +234,7 @@ def _keys_of_pieces(key: jax.Array, chunk: int) -> jax.Array:
     beside = jnp.pad(key, 1, constant_values=PAD)
     first = jnp.arange(0, key.shape[0], chunk)
     other = jnp.stack([first, jnp.minimum(first + chunk, key.shape[0]) + 1], axis=1).reshape(-1)
-    ends = _at_ends(key, chunk)
+    ends = _chunk_ends(key, chunk)
     return jnp.where(ends == beside[other], ends, PAD)
 
 
@@ -325,12 +325,12 @@ class _Kernel:
 
     def _row(self, at: jax.Array, is_end: jax.Array) -> tuple[jax.Array, list[jax.Array], Any]:
         """Loads the place, the rows of the arrays and the learning rate of ids that end a run."""
-        place = self._of_id("place", at, is_end, PAD)
+        place = self._load_field("place", at, is_end, PAD)
         rows = [self._get(array, place, is_end) for array in self.arrays]
         return (
             place,
             rows,
-            self._of_id("learning_rate", at, is_end) if "learning_rate" in self.read else None,
+            self._load_field("learning_rate", at, is_end) if "learning_rate" in self.read else None,
         )
 
     def _change(self, row: Any, is_end: jax.Array, sums: jax.Array) -> None:
@@ -340,10 +340,10 @@ class _Kernel:
             self._put(array, place, is_end, before + change)
 
     def _key(self, at: jax.Array) -> jax.Array:
-        return self._of_id("key", at, (at >= 0) & (at < self.count), PAD)
+        return self._load_field("key", at, (at >= 0) & (at < self.count), PAD)
 
     def _vector(self, at: jax.Array, mask: jax.Array) -> jax.Array:
-        where = self._of_id("index", at, mask, PAD) if "index" in self.read else at
+        where = self._load_field("index", at, mask, PAD) if "index" in self.read else at
         parts, begin = [], 0
         for source in self.sources:
             end = begin + source.shape[0]
@@ -351,9 +351,9 @@ class _Kernel:
             parts.append(self._get(source, where - begin, is_here))
             begin = end
         vector = functools.reduce(operator.add, parts)
-        return vector * self._of_id("scale", at, mask) if "scale" in self.read else vector
+        return vector * self._load_field("scale", at, mask) if "scale" in self.read else vector
 
-    def _of_id(self, name: str, at: jax.Array, mask: jax.Array, other: Any = 0) -> jax.Array:
+    def _load_field(self, name: str, at: jax.Array, mask: jax.Array, other: Any = 0) -> jax.Array:
         return self.load(self.read[name].at[at], mask=mask, other=other)
 
     @property

@@ -54,13 +54,13 @@ class TpuLayout:
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        def of_chunk(chunk: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        def run_chunk(chunk: tuple[jax.Array, jax.Array | None]) -> jax.Array:
             index, scale = chunk
             lines = self._lines(source, index, scale)
             return lines if self.unit == 1 else self._side_by_side(lines, index)
 
         scales = None if scale is None else _chunks(scale, 0, self.unit)
-        taken = jax.lax.map(of_chunk, (_chunks(index, PAD, self.unit), scales))
+        taken = jax.lax.map(run_chunk, (_chunks(index, PAD, self.unit), scales))
         return taken.reshape(-1, LANES)[: self.length(index.shape[0])]
 
     def add(
@@ -76,11 +76,11 @@ class TpuLayout:
         if index is None:
             index = jnp.arange(at.shape[0], dtype=jnp.int32)
 
-        def of_chunk(block: Any, at: Any, index: Any, scale: Any = None) -> jax.Array:
+        def run_chunk(block: Any, at: Any, index: Any, scale: Any = None) -> jax.Array:
             return self._put(block, at, self._everywhere(source, index, scale), rising=rising)
 
         count = jnp.sum(at != PAD, dtype=jnp.int32) if rising else at.shape[0]
-        return _over_chunks(of_chunk, block, at, index, scale, count=count)
+        return _over_chunks(run_chunk, block, at, index, scale, count=count)
 
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         return self.add(jnp.zeros_like(block), rank, block, order, rising=True)
@@ -98,14 +98,14 @@ class TpuLayout:
         return flat.reshape(examples, places, self.width)[:, :, : self.dim]
 
     def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        def of_chunk(arrays: Any, row: jax.Array, positions: jax.Array) -> Any:
+        def run_chunk(arrays: Any, row: jax.Array, positions: jax.Array) -> Any:
             stored = jax.tree.map(lambda a: self._rows(a, row), arrays)
             changes = change(stored, self._rows(sums, jnp.where(row == PAD, PAD, positions)), row)
             return jax.tree.map(lambda a, c: self._add_rows(a, row, c), arrays, changes)
 
         positions = jnp.arange(row.shape[0], dtype=jnp.int32)
         count = jnp.sum(row != PAD, dtype=jnp.int32)
-        return _over_chunks(of_chunk, arrays, row, positions, count=count)
+        return _over_chunks(run_chunk, arrays, row, positions, count=count)
 
     def change_all(self, arrays: Any, sums: jax.Array, change: Change) -> Any:
         every = jnp.arange(sums.shape[0] * LANES // self.width, dtype=jnp.int32)
@@ -205,7 +205,7 @@ def _over_chunks(
     chunked = [_chunks(a, PAD if a.dtype == jnp.int32 else 0) for a in arrays if a is not None]
     size = chunked[0].shape[1]
 
-    def of_chunk(i: jax.Array, carry: Any) -> Any:
+    def run_chunk(i: jax.Array, carry: Any) -> Any:
         return body(carry, *(chunks[i] for chunks in chunked))
 
-    return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, carry)
+    return jax.lax.fori_loop(0, (count + size - 1) // size, run_chunk, carry)

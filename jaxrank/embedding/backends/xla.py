@@ -66,14 +66,14 @@ class RowLayout:
             return block.at[at].add(added, mode="drop", indices_are_sorted=is_sorted)
 
         # On CPU one chunk at a time, so that its vectors stay in the cache until they are added.
-        by_chunk = functools.partial(
+        add_by_chunk = functools.partial(
             _over_overlapping_chunks,
             functools.partial(add, False),
             size=4 * CHUNK,
             count=at.shape[0],
         )
         return jax.lax.platform_dependent(
-            block, at, index, scale, cpu=by_chunk, default=functools.partial(add, rising)
+            block, at, index, scale, cpu=add_by_chunk, default=functools.partial(add, rising)
         )
 
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
@@ -86,18 +86,18 @@ class RowLayout:
         return block.reshape(examples, places, self.dim)
 
     def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        def by_chunk(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+        def add_by_chunk(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             def set_rows(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
                 return self._set_rows(arrays, row, sums, change)
 
             count = jnp.sum(row != PAD, dtype=jnp.int32)
             return _over_overlapping_chunks(set_rows, arrays, row, sums, size=CHUNK, count=count)
 
-        def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+        def add_at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             return self._add_to_rows(arrays, row, sums, change)
 
         # On CPU, rows of PAD would cost as much as real rows.
-        return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
+        return jax.lax.platform_dependent(arrays, row, sums, cpu=add_by_chunk, default=add_at_once)
 
     def _set_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
         """Sets rows, because with a scatter-add XLA on CPU would copy the array in every step.
@@ -164,7 +164,7 @@ def _over_overlapping_chunks(
         return carry
     size = min(size, at.shape[0])
 
-    def of_chunk(i: jax.Array, carry: Any) -> Any:
+    def run_chunk(i: jax.Array, carry: Any) -> Any:
         first = jnp.minimum(i * size, at.shape[0] - size)
         positions, *chunk = jax.tree.map(
             lambda a: jax.lax.dynamic_slice_in_dim(a, first, size), (at, *arrays)
@@ -172,4 +172,4 @@ def _over_overlapping_chunks(
         is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
         return body(carry, jnp.where(is_done, PAD, positions), *chunk)
 
-    return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, carry)
+    return jax.lax.fori_loop(0, (count + size - 1) // size, run_chunk, carry)

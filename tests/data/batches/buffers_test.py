@@ -22,11 +22,11 @@ from jaxrank.config_files import to_plain
 from jaxrank.data.batches.buffers import (
     BufferPool,
     Shape,
+    add_step_axis,
     arrays_of,
     bytes_of,
     laid_out,
     map_arrays,
-    with_steps,
 )
 from jaxrank.data.batches.shared_memory import SharedRing
 from jaxrank.data.prepare.passes import prepare
@@ -49,7 +49,7 @@ def _like():
 
 
 def test_the_arrays_of_a_batch_lie_in_one_piece_aligned_and_apart():
-    like = with_steps(_like(), 2)
+    like = add_step_axis(_like(), 2)
     memory = BufferPool(bytes_of(like), kept=1)
     batch = laid_out(memory.acquire(), like)
     for number, array in enumerate(arrays_of(batch)):
