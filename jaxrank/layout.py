@@ -115,7 +115,7 @@ class ToStack(NamedTuple):
     hot: np.ndarray
 
     @classmethod
-    def of(cls, stack: Stack) -> "ToStack":
+    def from_stack(cls, stack: Stack) -> "ToStack":
         tables, rows, hot = _hot_rows(stack)
         first = np.cumsum(hot + 1, dtype=np.int32) - hot - 1
         step = np.empty(len(tables) + len(hot), np.int32)
@@ -166,7 +166,7 @@ class ToTables(NamedTuple):
     hot_rows: np.ndarray
 
     @classmethod
-    def of(cls, stack: Stack) -> "ToTables":
+    def from_stack(cls, stack: Stack) -> "ToTables":
         hot_tables, hot_rows, counts = _hot_rows(stack)
         offsets = np.asarray(stack.offsets, np.int32)
         starts = offsets + counts

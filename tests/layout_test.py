@@ -45,11 +45,11 @@ def test_rows_of_tables_and_of_their_stack_are_those_that_counting_finds(placeme
         table = np.array([stack.tables.index(name) for name, _ in expected])
         alone = np.array([row for _, row in expected], np.int32)
 
-        result = ToStack.of(stack)(alone, table)
+        result = ToStack.from_stack(stack)(alone, table)
         assert result.dtype == np.int32
         np.testing.assert_array_equal(result, of_stack)
         for kind in (np.int32, np.int64):
-            found_table, found_own = ToTables.of(stack)(of_stack.astype(kind))
+            found_table, found_own = ToTables.from_stack(stack)(of_stack.astype(kind))
             assert (found_table.dtype, found_own.dtype) == (np.int32, kind)
             np.testing.assert_array_equal(found_table, table)
             np.testing.assert_array_equal(found_own, alone)
@@ -58,7 +58,7 @@ def test_rows_of_tables_and_of_their_stack_are_those_that_counting_finds(placeme
 def test_pad_stays_pad_and_tables_may_be_one_a_column_or_one_for_all():
     hot = ReplicatedRows(replicated_tables=("tb",), hot_rows=("tc", "ta", "ta"), replicated=1)
     (stack,) = small_layout(hot={"dim8": hot}).stacks  # 7 rows of tb, 3 hot, 48 of ta, 30 of tc
-    to_stack = ToStack.of(stack)
+    to_stack = ToStack.from_stack(stack)
     rows = np.int32([[0, PAD, 0], [PAD, 6, 1], [49, PAD, PAD]])
     result = to_stack(rows, np.arange(3))
     assert result.tolist() == [[8, PAD, 7], [PAD, 6, 58], [57, PAD, PAD]]

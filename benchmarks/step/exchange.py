@@ -67,7 +67,7 @@ def draw_ids(kind: str, rows: int, size: int, seed: int = 0) -> np.ndarray:
 
 def to_stack(lay: Layout, ids: np.ndarray) -> np.ndarray:
     (stack,) = lay.stacks
-    return ToStack.of(stack)(ids, np.arange(TABLES))
+    return ToStack.from_stack(stack)(ids, np.arange(TABLES))
 
 
 class Run:

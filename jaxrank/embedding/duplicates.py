@@ -41,8 +41,10 @@ def sum_by_scratch(
     is_representative = representative == positions
     # Representatives move to the front, so that later code reads and writes contiguous memory.
     rank = jnp.cumsum(is_representative, dtype=jnp.int32) - 1
-    slot = rank.at[representative].get(mode="fill", fill_value=count)
-    sums = lazy.add(vector_layout, vector_layout.zeros(count, grads[0].source.dtype), slot, grads)
+    distinct_index = rank.at[representative].get(mode="fill", fill_value=count)
+    sums = lazy.add(
+        vector_layout, vector_layout.zeros(count, grads[0].source.dtype), distinct_index, grads
+    )
     unique = jnp.full_like(ids, PAD)
     unique = unique.at[jnp.where(is_representative, rank, count)].set(ids, mode="drop")
     return unique, sums, scratch

@@ -53,16 +53,16 @@ class Route(NamedTuple):
     """The route of one device's ids. It depends on the ids alone, and lookup and update share it.
 
     key: i32[m], the key of each id, or PAD.
-    slot: i32[m], the distinct index of each key. PAD for PAD.
+    distinct_index: i32[m], the distinct index of each key. PAD for PAD.
     order: i32[m], the permutation that sorts the keys.
-    rank: i32[m], `slot` in that order.
+    rank: i32[m], `distinct_index` in that order.
     unique: i32[m], the distinct keys, rising, with PAD behind the last.
     starts: i32[n + 1], the begin of each owner's keys in `unique`, then the end of the last.
     first: the first round.
     """
 
     key: jax.Array
-    slot: jax.Array
+    distinct_index: jax.Array
     order: jax.Array
     rank: jax.Array
     unique: jax.Array
@@ -105,17 +105,17 @@ class Exchange:
     def route(self, key: jax.Array) -> Route:
         """Computes the route of ids from their keys i32[m]."""
         order, rank, unique = sort_ids(key)
-        slot = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
+        distinct_index = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
         edges = jnp.arange(self.owners + 1, dtype=jnp.int32) * self.share
         starts = jnp.searchsorted(unique, edges).astype(jnp.int32)
         first = self._round(unique, starts, jnp.zeros_like(edges[:-1]), jnp.zeros((), jnp.int32))
-        return Route(key, slot, order, rank, unique, starts, first)
+        return Route(key, distinct_index, order, rank, unique, starts, first)
 
     def _round(self, unique: Any, starts: Any, begin: jax.Array, low: jax.Array) -> Round:
         owner = jnp.arange(self.owners, dtype=jnp.int32)[:, None]
         # One more than fits, to find the first row that does not fit.
-        place = jnp.arange(self.capacity + 1, dtype=jnp.int32)[None, :]
-        index = (starts[:-1] + begin)[:, None] + place
+        offset = jnp.arange(self.capacity + 1, dtype=jnp.int32)[None, :]
+        index = (starts[:-1] + begin)[:, None] + offset
         local = unique.at[index].get(mode="fill", fill_value=PAD) - owner * self.share
         local = jnp.where(index < starts[1:, None], local, PAD)
         high = jnp.minimum(jnp.min(local[:, self.capacity]), self.share)
@@ -125,7 +125,7 @@ class Exchange:
         asked = jax.lax.all_to_all(jnp.where(is_sent, local, PAD), meshes.SHARD, 0, 0, tiled=True)
         return Round(low, high, begin, begin + jnp.sum(is_sent, axis=1, dtype=jnp.int32), asked)
 
-    def over_rounds(
+    def scan_rounds(
         self, route: Route, body: Callable[[Round, Carry], Carry], carry: Carry
     ) -> Carry:
         """Repeats carry = body(round, carry) over the rounds until every id is served."""
@@ -147,13 +147,13 @@ class Exchange:
         start = jnp.zeros_like(route.first.begin), jnp.zeros((), jnp.int32), carry
         return jax.lax.while_loop(is_left, serve, start)[2]
 
-    def _place(self, route: Route, this: Round) -> jax.Array:
+    def _buffer_index(self, route: Route, this: Round) -> jax.Array:
         """Computes the buffer index of each id in a round, i32[m]. PAD for ids not served in it."""
         owner = jnp.minimum(route.key // self.share, self.owners - 1)
         local = route.key - owner * self.share
         is_served = (local >= this.low) & (local < this.high)
-        place = route.slot - (route.starts[:-1] + this.begin)[owner]
-        return jnp.where(is_served, owner * self.capacity + place, PAD)
+        offset = route.distinct_index - (route.starts[:-1] + this.begin)[owner]
+        return jnp.where(is_served, owner * self.capacity + offset, PAD)
 
     def lookup(
         self, route: Route, read: Callable[[jax.Array], jax.Array], dtype: Any
@@ -171,14 +171,14 @@ class Exchange:
             vectors, stats = carry
             asked = _as_bits(read(this.asked.reshape(-1)))
             back = _from_bits(self._sent(asked), dtype)
-            vectors = vectors + self.vector_layout.take(back, self._place(route, this))
+            vectors = vectors + self.vector_layout.take(back, self._buffer_index(route, this))
             served = stats.served + jnp.sum(this.asked != PAD, dtype=jnp.int32)
             return vectors, stats._replace(rounds=stats.rounds + 1, served=served)
 
         nothing = jnp.zeros((), jnp.int32)
         stats = ExchangeStats(rounds=nothing, unique=route.starts[-1], served=nothing)
         zeros = self.vector_layout.zeros(route.key.shape[0], dtype)
-        return self.over_rounds(route, serve, (zeros, stats))
+        return self.scan_rounds(route, serve, (zeros, stats))
 
     def _sent(self, block: jax.Array) -> jax.Array:
         """Sends the buffers [n * C] of this device and returns the buffers that it receives."""
@@ -187,7 +187,7 @@ class Exchange:
     def sums(self, route: Route, grads: jax.Array) -> jax.Array:
         """Sums the gradients of a route's ids for each distinct key. Both are blocks of m."""
         if self.by_scatter:
-            return self.vector_layout.add(jnp.zeros_like(grads), route.slot, grads)
+            return self.vector_layout.add(jnp.zeros_like(grads), route.distinct_index, grads)
         return self.vector_layout.sum_sorted(route.rank, grads, route.order)
 
     def collect(self, route: Route, this: Round, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -202,15 +202,15 @@ class Exchange:
         Returns:
             Local rows i32[r * n * C] and the block of their gradients.
         """
-        place = jnp.arange(self.capacity, dtype=jnp.int32)[None, :]
-        index = (route.starts[:-1] + this.begin)[:, None] + place
-        is_sent = place < (this.end - this.begin)[:, None]
+        offset = jnp.arange(self.capacity, dtype=jnp.int32)[None, :]
+        index = (route.starts[:-1] + this.begin)[:, None] + offset
+        is_sent = offset < (this.end - this.begin)[:, None]
         arrived = self._sent(
             self.vector_layout.take(sums, jnp.where(is_sent, index, PAD).reshape(-1))
         )
         return jax.lax.all_gather((this.asked.reshape(-1), arrived), meshes.REPLICA, tiled=True)
 
-    def over_arrivals(
+    def scan_arrivals(
         self,
         route: Route,
         sums: jax.Array,
@@ -226,7 +226,7 @@ class Exchange:
             row, block = self.collect(route, this, sums)
             return body(carry, row, [IndexedVectors(row.shape[0], block)])
 
-        return self.over_rounds(route, serve, carry)
+        return self.scan_rounds(route, serve, carry)
 
     def kept(self, route: Route, rows: int, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the sums of the ids that do not travel.

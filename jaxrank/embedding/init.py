@@ -33,12 +33,12 @@ def first_rows(
     """
 
     def values(row: jax.Array) -> jax.Array:  # i32[n] rows of the stack -> f32[.., 128]
-        def one(key: jax.Array, own: jax.Array) -> jax.Array:
-            own_key = jax.random.fold_in(key, own)
-            return std * jax.random.normal(own_key, (stack.dim,), jnp.float32)
+        def row_values(key: jax.Array, table_row: jax.Array) -> jax.Array:
+            row_key = jax.random.fold_in(key, table_row)
+            return std * jax.random.normal(row_key, (stack.dim,), jnp.float32)
 
         table, table_row = origin(stack, row)
-        rows = jax.vmap(one)(keys[table], table_row)
+        rows = jax.vmap(row_values)(keys[table], table_row)
         # Columns beyond the dimension are zero and stay so.
         return jnp.pad(rows, ((0, 0), (0, shape.width - shape.dim))).reshape(-1, LANES)
 
@@ -68,15 +68,15 @@ def origin(stack: Stack, row: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Equals `ToTables`, which does the same on the host.
     """
-    of = ToTables.of(stack)
-    run = jnp.searchsorted(of.starts, row, side="right").astype(jnp.int32) - 1
-    table, table_row = jnp.asarray(of.tables)[run], row - jnp.asarray(of.offsets)[run]
+    to_tables = ToTables.from_stack(stack)
+    run = jnp.searchsorted(to_tables.starts, row, side="right").astype(jnp.int32) - 1
+    table, table_row = jnp.asarray(to_tables.tables)[run], row - jnp.asarray(to_tables.offsets)[run]
     if not stack.hot:
         return table, table_row
-    place = row - of.hot_start
+    place = row - to_tables.hot_start
     is_hot = (place >= 0) & (place < len(stack.hot))
     place = jnp.clip(place, 0, len(stack.hot) - 1)
     return (
-        jnp.where(is_hot, jnp.asarray(of.hot_tables)[place], table),
-        jnp.where(is_hot, jnp.asarray(of.hot_rows)[place], table_row),
+        jnp.where(is_hot, jnp.asarray(to_tables.hot_tables)[place], table),
+        jnp.where(is_hot, jnp.asarray(to_tables.hot_rows)[place], table_row),
     )

@@ -20,7 +20,7 @@ class LrMultipliers(NamedTuple):
     starts: np.ndarray
     values: np.ndarray
 
-    def at(self, row: jax.Array) -> jax.Array:
+    def multipliers(self, row: jax.Array) -> jax.Array:
         """Returns the multipliers f[k, 1] of rows i32[k]. Any value for PAD."""
         run = jnp.searchsorted(jnp.asarray(self.starts), row, side="right") - 1
         return jnp.asarray(self.values).at[run].get(mode="clip")[:, None]
@@ -31,9 +31,11 @@ def stack_lr_multipliers(stack: Stack, by_table: Mapping[str, float]) -> LrMulti
     of_table = np.array([by_table.get(name, 1.0) for name in stack.tables], np.float32)
     if (of_table == 1).all():
         return None
-    of = ToTables.of(stack)
-    starts = np.concatenate([of.starts, of.hot_start + np.arange(len(of.hot_tables))])
-    values = of_table[np.concatenate([of.tables, of.hot_tables])]
+    to_tables = ToTables.from_stack(stack)
+    starts = np.concatenate(
+        [to_tables.starts, to_tables.hot_start + np.arange(len(to_tables.hot_tables))]
+    )
+    values = of_table[np.concatenate([to_tables.tables, to_tables.hot_tables])]
     # A table whose rows are all hot has an empty run, which begins where the next run begins.
     order = np.argsort(starts, kind="stable")
     starts, values = starts[order], values[order]

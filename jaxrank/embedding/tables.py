@@ -466,7 +466,7 @@ class Embedding(Lookup):
         if isinstance(route, Route):
             exchange = self._exchange_of(stack, batch)
             of_owners = exchange.sums(route, joined(vector_layout, grad))
-            arrivals = functools.partial(exchange.over_arrivals, route, of_owners)
+            arrivals = functools.partial(exchange.scan_arrivals, route, of_owners)
             if rows:
                 sums = sum_once(vector_layout, *exchange.kept(route, rows, of_owners), rows)
         else:
@@ -502,5 +502,5 @@ class Embedding(Lookup):
 
 
 def _one_arrival(place, grads, row, body, carry):
-    """Calls `body` once, like `Exchange.over_arrivals`, on a mesh of one device."""
+    """Calls `body` once, like `Exchange.scan_arrivals`, on a mesh of one device."""
     return body(carry, place, grads, row)

@@ -24,9 +24,9 @@ from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
 from jaxrank.layout import Stack
 
-# (body, carry) -> carry. Calls body(carry, place i32[m], [IndexedVectors of those places], row) for
-# each batch of gradients that arrives at this device. row: i32[m], the stack row of each place, if
-# known. See `Exchange.over_arrivals`.
+# (body, carry) -> carry. Calls body(carry, local_row i32[m], [IndexedVectors of these rows], row)
+# for each batch of gradients that arrives at this device. row: i32[m], the stack row of each local
+# row, if known. See `Exchange.scan_arrivals`.
 Arrivals: TypeAlias = Callable[[Callable[..., Any], Any], Any]
 
 
@@ -66,11 +66,11 @@ class RowUpdate:
         """
         sums, reads = meshes.total(self.mesh, (sums, reads))
 
-        def change_if_read(found, grads, place):
-            changes = self._change(found, grads, place)
+        def change_if_read(stored, grads, local_row):
+            changes = self._change(stored, grads, local_row)
             if self.l2_scope == "table":
                 return changes
-            is_read = reads[place] > 0
+            is_read = reads[local_row] > 0
             return jax.tree.map(
                 lambda c: jnp.where(is_read[:, None] if c.ndim == 2 else is_read, c, 0), changes
             )
@@ -82,32 +82,34 @@ class RowUpdate:
     ) -> tuple[TableState, jax.Array | None]:
         """Updates the share of the rows that this device owns. Returns its scratch array too."""
 
-        def change_share(found, grads, place):
-            return self._change(found, grads, self._row_of(shape, place))
+        def change_share(stored, grads, local_row):
+            return self._change(stored, grads, self._row_of(shape, local_row))
 
-        def change_read(carry, place, grads: list[IndexedVectors], row=None):
+        def change_read(carry, local_row, grads: list[IndexedVectors], row=None):
             state, scratch = carry
             if self.is_native and state.rows.dtype == jnp.float32:
-                unique, sums = cpu_rows.sum_by_id(place, grads, self._share(shape), shape.dim)
+                unique, sums = cpu_rows.sum_by_id(local_row, grads, self._share(shape), shape.dim)
                 if self.row_optimizer.native and not self.l2 and not self.clip_norm:
                     return self._update_by_native(shape, state, unique, sums), scratch
             elif isinstance(self.vector_layout, GpuRowLayout) and self.vector_layout.works_on(
                 state.rows.dtype
             ):
                 if row is None:
-                    row = self._row_of(shape, place)
+                    row = self._row_of(shape, local_row)
                 return self._update_by_kernel(self.vector_layout, shape, state, row, grads), scratch
             elif scratch is not None:
-                unique, sums, scratch = sum_by_scratch(self.vector_layout, place, grads, scratch)
+                unique, sums, scratch = sum_by_scratch(
+                    self.vector_layout, local_row, grads, scratch
+                )
             else:
-                unique, sums = sum_by_sort(self.vector_layout, place, grads)
+                unique, sums = sum_by_sort(self.vector_layout, local_row, grads)
             return self.vector_layout.change(state, unique, sums, change_share), scratch
 
-        def add_up(sums, place, grads: list[IndexedVectors], row=None):
+        def add_up(sums, local_row, grads: list[IndexedVectors], row=None):
             if not isinstance(self.vector_layout, GpuRowLayout):
-                return add(self.vector_layout, sums, place, grads)
+                return add(self.vector_layout, sums, local_row, grads)
             return self.vector_layout.add(
-                sums, *sum_by_sort(self.vector_layout, place, grads), rising=True
+                sums, *sum_by_sort(self.vector_layout, local_row, grads), rising=True
             )
 
         if self.l2_scope == "read":
@@ -120,29 +122,29 @@ class RowUpdate:
         """Returns the number of rows of a split part that a device owns."""
         return shape.rows // self.mesh.shape[meshes.SHARD]
 
-    def _row_of(self, shape: Storage, place: jax.Array) -> jax.Array:
+    def _row_of(self, shape: Storage, local_row: jax.Array) -> jax.Array:
         """Maps local rows i32[k] of this device's share of a split part to rows of the stack.
 
         PAD stays PAD.
         """
         first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
-        row = shape.row(jnp.where(place == PAD, PAD, first + place))
+        row = shape.row(jnp.where(local_row == PAD, PAD, first + local_row))
         return jnp.where(row == PAD, PAD, self.stack.replicated + row)
 
-    def _place_of(self, shape: Storage, row: jax.Array) -> jax.Array:
+    def _local_row_of(self, shape: Storage, row: jax.Array) -> jax.Array:
         """Maps rows of the stack to local rows: the inverse of `_row_of`."""
         first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
         position = shape.position(jnp.where(row == PAD, PAD, row - self.stack.replicated))
         return jnp.where(row == PAD, PAD, position - first)
 
-    def _change(self, found: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
+    def _change(self, stored: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
         """Computes the change of rows i32[k] and their slots from summed gradients f[k, dim]."""
         learning_rate = self._learning_rate_of(row)
-        return self._change_by(found, gradient, learning_rate, self.step, self.applies)
+        return self._change_by(stored, gradient, learning_rate, self.step, self.applies)
 
     def _change_by(
         self,
-        found: TableState,
+        stored: TableState,
         gradient: jax.Array,
         learning_rate: jax.Array,
         step: jax.Array,
@@ -150,12 +152,12 @@ class RowUpdate:
     ) -> TableState:
         """Computes `_change` from arguments alone, as a kernel requires."""
         if self.l2:
-            gradient = gradient + self.l2 * found.rows
+            gradient = gradient + self.l2 * stored.rows
         if self.clip_norm:
             norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
             gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
         changes = TableState(
-            *self.row_optimizer.change(found.rows, found.slots, gradient, learning_rate, step)
+            *self.row_optimizer.change(stored.rows, stored.slots, gradient, learning_rate, step)
         )
         if applies is None:
             return changes
@@ -174,40 +176,40 @@ class RowUpdate:
         if self.applies is not None:
             scalars.append(self.applies.astype(jnp.int32))
 
-        def change(found, gradient, learning_rate, step, applies=None):
+        def change(stored, gradient, learning_rate, step, applies=None):
             is_applied = None if applies is None else applies != 0
-            return self._change_by(found, gradient, learning_rate, step, is_applied)
+            return self._change_by(stored, gradient, learning_rate, step, is_applied)
 
         # Sorted by rows, not by local rows: the gradients of one feature are then read one after
         # another and stay in the cache.
-        place_of = functools.partial(self._place_of, shape)
+        local_row_of = functools.partial(self._local_row_of, shape)
         return vector_layout.change_read(
-            state, row, place_of, grads, change, self._learning_rate_of, tuple(scalars)
+            state, row, local_row_of, grads, change, self._learning_rate_of, tuple(scalars)
         )
 
     def _update_by_native(
-        self, shape: Storage, state: TableState, place: jax.Array, sums: jax.Array
+        self, shape: Storage, state: TableState, local_row: jax.Array, sums: jax.Array
     ) -> TableState:
         """Updates this device's share of a split part by the native code of `row_optimizer`.
 
         `l2` and `clip_norm` must be 0.
 
         Args:
-            place: i32[k], local rows, with PAD behind the last.
+            local_row: i32[k], local rows, with PAD behind the last.
             sums: f32[k, dim], their summed gradients.
         """
         assert self.row_optimizer.native
-        learning_rate = self._learning_rate_of(self._row_of(shape, place))
+        learning_rate = self._learning_rate_of(self._row_of(shape, local_row))
         if self.applies is not None:
-            place = jnp.where(self.applies, place, PAD)
+            local_row = jnp.where(self.applies, local_row, PAD)
         return TableState(
-            *self.row_optimizer.native(*state, place, sums, learning_rate, shape.width)
+            *self.row_optimizer.native(*state, local_row, sums, learning_rate, shape.width)
         )
 
     def _learning_rate_of(self, row: jax.Array) -> jax.Array:
         """Returns the learning rate f[], or f[k, 1] of rows i32[k] of the stack."""
         return (
-            self.learning_rate * self.lr_multipliers.at(row)
+            self.learning_rate * self.lr_multipliers.multipliers(row)
             if self.lr_multipliers
             else self.learning_rate
         )

@@ -48,7 +48,7 @@ def table_rows(
     counts = np.array([rows_of[name] for name in stack.tables])
     ends = np.cumsum(counts)
     starts = ends - counts
-    to_tables = ToTables.of(stack)
+    to_tables = ToTables.from_stack(stack)
     record = np.dtype([("place", np.int64), ("vector", np.float32, (stack.dim,))])
     rows_of_file = max(1, _FILE // (4 * stack.dim))
     for rows, vectors in stored_rows(stored, stack):

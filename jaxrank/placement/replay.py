@@ -109,7 +109,7 @@ def _rows_of_devices(
     layout: Layout, stack: Stack, batch: Examples, devices: int
 ) -> Iterator[np.ndarray]:
     """Yields the stack rows i32[..] that each device's share reads, with duplicates and PAD."""
-    to_stack = ToStack.of(stack)
+    to_stack = ToStack.from_stack(stack)
     share = batch.rows // devices
     column_tables = np.asarray(stack.column_tables, np.intp)
     every = lists_read(batch, layout.schema)

@@ -50,7 +50,7 @@ def plan_moves(old: Layout, new: Layout, rows: Mapping[str, np.ndarray]) -> dict
 def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns rows of the old stack and of the new one, i32[n] each, with the same raw value."""
     of, to = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
-    of_old, to_new = ToStack.of(old), ToStack.of(new)
+    of_old, to_new = ToStack.from_stack(old), ToStack.from_stack(new)
     for name in set(old.tables) & set(new.tables) & set(rows):
         row = rows[name]
         old_rows = np.flatnonzero(row != PAD).astype(np.int32)

@@ -33,7 +33,7 @@ def test_each_row_has_the_factor_of_its_table(hot):
     (stack,) = lay.stacks
     rows = {t.name: t.rows for t in lay.schema.tables}
     expected = [RATES.get(name, 1.0) for name in table_of_rows(stack, rows)]
-    result = stack_lr_multipliers(stack, RATES).at(jnp.arange(stack.rows))
+    result = stack_lr_multipliers(stack, RATES).multipliers(jnp.arange(stack.rows))
     np.testing.assert_array_equal(result[:, 0], np.float32(expected))
     assert stack_lr_multipliers(stack, {"ta": 1.0}) is None
 

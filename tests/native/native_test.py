@@ -71,7 +71,7 @@ def test_rows_are_taken_as_by_xla(count, dim):
     table, index = floats(700, 128), ids(count, 700)
     assert_same_bits(form.take(table, index), plain.take(table, index))
     numbers = jnp.asarray(table[:, 0])
-    assert_same_bits(cpu_rows.take(numbers, index), plain._found(numbers, index))
+    assert_same_bits(cpu_rows.take(numbers, index), plain._gather(numbers, index))
 
 
 @needs_compiler

@@ -45,7 +45,7 @@ class StackRows:
         self._examples = examples or _side_by_side(len(self._tables))
         # For each column of each example, so that one index leads to the properties of a value.
         index = np.tile(np.asarray(tables, np.intp), self._examples)
-        self._to_stack = ToStack.of(stack)
+        self._to_stack = ToStack.from_stack(stack)
         self._first, self._hot = self._to_stack.first[index], self._to_stack.hot[index]
         # Without hot rows all rows of a table move by the same number.
         self._offsets = None if stack.hot else self._to_stack.step[index]

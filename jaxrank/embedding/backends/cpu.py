@@ -27,7 +27,7 @@ class CpuRowLayout(RowLayout):
             block, at, IndexedVectors(at.shape[0], source, index, scale), rising=rising
         )
 
-    def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
+    def _gather(self, array: jax.Array, row: jax.Array) -> jax.Array:
         if array.dtype != jnp.float32:
-            return super()._found(array, row)
+            return super()._gather(array, row)
         return cpu_rows.take(array, row)

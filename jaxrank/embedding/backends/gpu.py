@@ -34,17 +34,17 @@ class GpuRowLayout(RowLayout):
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         if not self.works_on(block.dtype):
             return super().sum_sorted(rank, block, order)
-        inputs = gpu_kernel.Given(rank, rank, (block,), order)
+        inputs = gpu_kernel.KernelInputs(rank, rank, (block,), order)
         zeros = jnp.zeros_like(block)
         return gpu_kernel.change_rows(
-            zeros, inputs, lambda found, sums, learning_rate: sums, interpret=self.interpret
+            zeros, inputs, lambda stored, sums, learning_rate: sums, interpret=self.interpret
         )
 
     def change_read(
         self,
         arrays: Any,
         row: jax.Array,
-        place_of: Callable[[jax.Array], jax.Array],
+        local_row_of: Callable[[jax.Array], jax.Array],
         grads: Sequence[IndexedVectors],
         change: gpu_kernel.Change,
         learning_rate_of: Callable[[jax.Array], jax.Array],
@@ -56,7 +56,7 @@ class GpuRowLayout(RowLayout):
             arrays: as in `change`, float32.
             row: i32[k], the rows that gradients are summed by. Rows change in this order. PAD is
                 ignored.
-            place_of: maps rows i32[k] to their index in the arrays, i32[k].
+            local_row_of: maps rows i32[k] to their index in the arrays, i32[k].
             grads: the gradients of these ids.
             change: as in `gpu_kernel.change_rows`.
             learning_rate_of: maps rows i32[k] to f[] or f[k, 1].
@@ -70,9 +70,9 @@ class GpuRowLayout(RowLayout):
             row, order = jax.lax.sort_key_val(row, jnp.arange(row.shape[0], dtype=jnp.int32))
             index, scale = index[order], scale[order]
         learning_rate = learning_rate_of(row)
-        inputs = gpu_kernel.Given(
+        inputs = gpu_kernel.KernelInputs(
             key=row,
-            place=place_of(row),
+            local_row=local_row_of(row),
             sources=tuple(g.source for g in grads),
             index=index,
             scale=scale,

@@ -64,11 +64,11 @@ def fits(dim: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class KernelInputs:
     """The input of the kernel, sorted by key.
 
     key: i32[n], rising, with PAD behind the last.
-    place: i32[n], the row that each key changes. Equal for equal keys.
+    local_row: i32[n], the index of the row that each key changes. Equal for equal keys.
     sources: f32[m, dim] each.
     index: i32[n], the index of each vector in the concatenated sources, or PAD for zeros. None: in
         order.
@@ -78,7 +78,7 @@ class Given:
     """
 
     key: jax.Array
-    place: jax.Array
+    local_row: jax.Array
     sources: tuple[jax.Array, ...]
     index: jax.Array | None = None
     scale: jax.Array | None = None
@@ -88,14 +88,14 @@ class Given:
 
 def change_rows(
     arrays: Any,
-    inputs: Given,
+    inputs: KernelInputs,
     change: Change,
     *,
     chunk: int = CHUNK,
     pieces: int = PIECES,
     interpret: bool = False,
 ) -> Any:
-    """Changes the rows of the arrays that are the place of a key.
+    """Changes the rows of the arrays that are the local row of a key.
 
     Args:
         arrays: a tree of f32[rows, width] and f32[rows], changed in place.
@@ -119,12 +119,12 @@ def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax
         return jnp.zeros((0, dim), source.dtype)
     beside = max(1, _TAKEN // dim)
 
-    def kernel(index: Any, source: Any, found: Any) -> None:
+    def kernel(index: Any, source: Any, taken: Any) -> None:
         at = pl.program_id(0) * beside + jax.lax.broadcasted_iota(jnp.int32, (beside, 1), 0)
         column = jax.lax.broadcasted_iota(jnp.int32, (1, dim), 1)
         row = triton.load(index.at[at], mask=at < count, other=PAD)
         vectors = triton.load(source.at[row, column], mask=row != PAD, other=0.0)
-        triton.store(found.at[at, column], vectors, mask=at < count)
+        triton.store(taken.at[at, column], vectors, mask=at < count)
 
     return pl.pallas_call(
         kernel,
@@ -137,8 +137,8 @@ def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax
 
 
 def _pass(
-    arrays: Any, inputs: Given, change: Change, chunk: int, interpret: bool
-) -> tuple[Any, Given]:
+    arrays: Any, inputs: KernelInputs, change: Change, chunk: int, interpret: bool
+) -> tuple[Any, KernelInputs]:
     """Changes the rows of runs that lie within one chunk. Returns the pieces of other runs too."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
@@ -149,7 +149,7 @@ def _pass(
     leaves, tree = jax.tree.flatten(arrays)
     per_id = {
         "key": inputs.key,
-        "place": inputs.place,
+        "local_row": inputs.local_row,
         "index": inputs.index,
         "scale": inputs.scale,
     }
@@ -164,14 +164,14 @@ def _pass(
     before_scalars = len(read) + len(sources)
 
     def changes(
-        found: Sequence[jax.Array], sums: jax.Array, learning_rate: Any, scalars: Any
+        stored: Sequence[jax.Array], sums: jax.Array, learning_rate: Any, scalars: Any
     ) -> Any:
         if "learning_rate" not in read:
             learning_rate, scalars = (
                 (None, scalars) if inputs.learning_rate is None else (scalars[0], scalars[1:])
             )
         return jax.tree.leaves(
-            change(jax.tree.unflatten(tree, found), sums, learning_rate, *scalars)
+            change(jax.tree.unflatten(tree, stored), sums, learning_rate, *scalars)
         )
 
     def kernel(*refs: Any) -> None:
@@ -209,9 +209,9 @@ def _pass(
     )(*operands)
     left = inputs.key[:0] if chunks == 1 else _keys_of_pieces(inputs.key, chunk)
     at_ends = {name: _chunk_ends(x, chunk)[: left.shape[0]] for name, x in read.items()}
-    return jax.tree.unflatten(tree, leaves), Given(
+    return jax.tree.unflatten(tree, leaves), KernelInputs(
         key=left,
-        place=at_ends["place"],
+        local_row=at_ends["local_row"],
         sources=(pieces,),
         learning_rate=at_ends.get("learning_rate", learning_rate),
         scalars=inputs.scalars,
@@ -324,20 +324,20 @@ class _Kernel:
         return self.beside == 1
 
     def _row(self, at: jax.Array, is_end: jax.Array) -> tuple[jax.Array, list[jax.Array], Any]:
-        """Loads the place, the rows of the arrays and the learning rate of ids that end a run."""
-        place = self._load_field("place", at, is_end, PAD)
-        rows = [self._get(array, place, is_end) for array in self.arrays]
+        """Loads the local row, the rows and the learning rate of ids that end a run."""
+        local_row = self._load_field("local_row", at, is_end, PAD)
+        rows = [self._get(array, local_row, is_end) for array in self.arrays]
         return (
-            place,
+            local_row,
             rows,
             self._load_field("learning_rate", at, is_end) if "learning_rate" in self.read else None,
         )
 
     def _change(self, row: Any, is_end: jax.Array, sums: jax.Array) -> None:
-        place, rows, learning_rate = row
+        local_row, rows, learning_rate = row
         changes = self.change(rows, sums, learning_rate, self.scalars)
         for array, before, change in zip(self.arrays, rows, changes, strict=True):
-            self._put(array, place, is_end, before + change)
+            self._put(array, local_row, is_end, before + change)
 
     def _key(self, at: jax.Array) -> jax.Array:
         return self._load_field("key", at, (at >= 0) & (at < self.count), PAD)

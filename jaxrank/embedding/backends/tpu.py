@@ -80,7 +80,7 @@ class TpuLayout:
             return self._put(block, at, self._everywhere(source, index, scale), rising=rising)
 
         count = jnp.sum(at != PAD, dtype=jnp.int32) if rising else at.shape[0]
-        return _over_chunks(run_chunk, block, at, index, scale, count=count)
+        return _fold_chunks(run_chunk, block, at, index, scale, count=count)
 
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         return self.add(jnp.zeros_like(block), rank, block, order, rising=True)
@@ -105,7 +105,7 @@ class TpuLayout:
 
         positions = jnp.arange(row.shape[0], dtype=jnp.int32)
         count = jnp.sum(row != PAD, dtype=jnp.int32)
-        return _over_chunks(run_chunk, arrays, row, positions, count=count)
+        return _fold_chunks(run_chunk, arrays, row, positions, count=count)
 
     def change_all(self, arrays: Any, sums: jax.Array, change: Change) -> Any:
         every = jnp.arange(sums.shape[0] * LANES // self.width, dtype=jnp.int32)
@@ -195,7 +195,7 @@ def _chunks(array: jax.Array, filling: Any, unit: int = 1) -> jax.Array:
     return jnp.pad(array, padding, constant_values=filling).reshape(-1, size)
 
 
-def _over_chunks(
+def _fold_chunks(
     body: Callable[..., Any], carry: Any, *arrays: jax.Array | None, count: jax.Array | int
 ) -> Any:
     """Repeats carry = body(carry, *chunks of the arrays i32[m] or f[m]) for the first `count`.

@@ -45,7 +45,7 @@ class RowLayout:
 
     def _taken(self, source: jax.Array, index: jax.Array, scale: jax.Array | None) -> jax.Array:
         """Reads vectors like `take`, in XLA, which fuses the reads into the additions."""
-        return scaled(self._found(source, index)[:, : self.dim], scale)
+        return scaled(self._gather(source, index)[:, : self.dim], scale)
 
     def add(
         self,
@@ -67,7 +67,7 @@ class RowLayout:
 
         # On CPU one chunk at a time, so that its vectors stay in the cache until they are added.
         add_by_chunk = functools.partial(
-            _over_overlapping_chunks,
+            _fold_overlapping_chunks,
             functools.partial(add, False),
             size=4 * CHUNK,
             count=at.shape[0],
@@ -91,7 +91,7 @@ class RowLayout:
                 return self._set_rows(arrays, row, sums, change)
 
             count = jnp.sum(row != PAD, dtype=jnp.int32)
-            return _over_overlapping_chunks(set_rows, arrays, row, sums, size=CHUNK, count=count)
+            return _fold_overlapping_chunks(set_rows, arrays, row, sums, size=CHUNK, count=count)
 
         def add_at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             return self._add_to_rows(arrays, row, sums, change)
@@ -104,11 +104,11 @@ class RowLayout:
 
         Nothing in such a program says that the array is read before it is written.
         """
-        stored = jax.tree.map(lambda a: self._found(self._rows(a), row), arrays)
+        stored = jax.tree.map(lambda a: self._gather(self._rows(a), row), arrays)
         changes = change(jax.tree.map(self._short, stored), sums, row)
 
-        def write(array: jax.Array, found: jax.Array, change: jax.Array) -> jax.Array:
-            new = found + self._padded(change)
+        def write(array: jax.Array, before: jax.Array, change: jax.Array) -> jax.Array:
+            new = before + self._padded(change)
             return self._rows(array).at[row].set(new, mode="drop").reshape(array.shape)
 
         return jax.tree.map(write, arrays, stored, changes)
@@ -120,7 +120,7 @@ class RowLayout:
         scatter then needs a copy of the whole array.
         """
         stored = jax.tree.map(
-            lambda a: jax.lax.optimization_barrier(self._found(self._rows(a), row)), arrays
+            lambda a: jax.lax.optimization_barrier(self._gather(self._rows(a), row)), arrays
         )
         changes = change(jax.tree.map(self._short, stored), sums, row)
 
@@ -136,7 +136,7 @@ class RowLayout:
         changes = change(seen, sums, jnp.arange(len(sums), dtype=jnp.int32))
         return jax.tree.map(lambda a, c: a + self._padded(c).reshape(a.shape), arrays, changes)
 
-    def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
+    def _gather(self, array: jax.Array, row: jax.Array) -> jax.Array:
         """Reads rows like `gathered`."""
         return gathered(array, row)
 
@@ -152,7 +152,7 @@ class RowLayout:
         return jnp.pad(change, ((0, 0), (0, self.width - self.dim)))
 
 
-def _over_overlapping_chunks(
+def _fold_overlapping_chunks(
     body: Callable[..., Any], carry: Any, at: jax.Array, *arrays: Any, size: int, count: Any
 ) -> Any:
     """Repeats carry = body(carry, *chunks of `at` i32[m] and of the arrays [m, ...]) up to `count`.

@@ -179,7 +179,7 @@ def _vectors(
     for stack in layout.stacks:
         for name in stack.tables:
             vectors[name] = np.zeros((len(wanted[name]), stack.dim), np.float32)
-        to_tables = ToTables.of(stack)
+        to_tables = ToTables.from_stack(stack)
         for rows, values in stored_rows(stored, stack):
             tables, table_rows = to_tables(rows)
             for i, name in enumerate(stack.tables):

@@ -101,10 +101,10 @@ def test_vectors_of_examples_come_back_as_they_went(vector_layout, places):
     np.testing.assert_array_equal(vector_layout.to_examples(block, 4, places), array)
 
 
-def negative(found, sums, place):
-    """Computes the change of each row to minus its sum, and of its number to its place."""
-    rows, numbers = found
-    return -sums - rows, place - numbers
+def negative(stored, sums, local_row):
+    """Computes the change of each row to minus its sum, and of its number to its local row."""
+    rows, numbers = stored
+    return -sums - rows, local_row - numbers
 
 
 @pytest.mark.parametrize("every", [False, True])

@@ -33,11 +33,11 @@ def draw(kind, count=COUNT):
 
 
 def case(key, dim, *, has_index=True, is_rate_per_id=False):
-    """Makes the fields of `Given`. All sums are exact in float32, in any order."""
+    """Makes the fields of `KernelInputs`. All sums are exact in float32, in any order."""
     rng = np.random.default_rng(dim)
     count = len(key)
-    places = rng.permutation(ROWS).astype(np.int32)
-    inputs = dict(key=key, place=np.where(key == PAD, 0, places[np.minimum(key, ROWS - 1)]))
+    local_rows = rng.permutation(ROWS).astype(np.int32)
+    inputs = dict(key=key, local_row=np.where(key == PAD, 0, local_rows[np.minimum(key, ROWS - 1)]))
     source = rng.integers(-9, 10, (150 if has_index else count, dim)) / np.float32(8)
     inputs["sources"] = (source,)
     if has_index:
@@ -51,28 +51,28 @@ def case(key, dim, *, has_index=True, is_rate_per_id=False):
     return inputs
 
 
-def sums_of(given):
-    """Computes the sum f64[dim] of each key, with its place and learning rate."""
+def sums_of(inputs):
+    """Computes the sum f64[dim] of each key, with its local row and learning rate."""
     result = {}
-    for i, key in enumerate(given["key"]):
+    for i, key in enumerate(inputs["key"]):
         if key == PAD:
             continue
-        at = given["index"][i] if "index" in given else i
-        scale = given["scale"][i] if "scale" in given else 1.0
-        vector = np.zeros(given["sources"][0].shape[1])
+        at = inputs["index"][i] if "index" in inputs else i
+        scale = inputs["scale"][i] if "scale" in inputs else 1.0
+        vector = np.zeros(inputs["sources"][0].shape[1])
         if at != PAD:
-            vector += np.concatenate(given["sources"]).astype(np.float64)[at] * scale
+            vector += np.concatenate(inputs["sources"]).astype(np.float64)[at] * scale
         before = result[key][0] if key in result else 0.0
-        learning_rate = np.broadcast_to(given["learning_rate"], len(given["key"]))[i]
-        result[key] = before + vector, given["place"][i], learning_rate
+        learning_rate = np.broadcast_to(inputs["learning_rate"], len(inputs["key"]))[i]
+        result[key] = before + vector, inputs["local_row"][i], learning_rate
     return result.values()
 
 
 def program(change, chunk=CHUNK):
     @jax.jit
-    def run(arrays, given):
-        given = gpu_kernel.Given(**given)
-        return gpu_kernel.change_rows(arrays, given, change, chunk=chunk, interpret=True)
+    def run(arrays, inputs):
+        inputs = gpu_kernel.KernelInputs(**inputs)
+        return gpu_kernel.change_rows(arrays, inputs, change, chunk=chunk, interpret=True)
 
     return run
 
@@ -86,8 +86,8 @@ def rule_and_arrays(name, dim):
     }
     rows = np.random.default_rng(0).normal(size=(ROWS, dim)).astype(np.float32)
 
-    def change(found, sums, learning_rate, step):
-        return row_optimizer.change(*found, sums, learning_rate, step)
+    def change(stored, sums, learning_rate, step):
+        return row_optimizer.change(*stored, sums, learning_rate, step)
 
     return change, (rows, slots)
 
@@ -126,14 +126,14 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
         inputs = case(draw(kind), dim, has_index=has_index, is_rate_per_id=is_rate_per_id)
         after, slots_after = run((rows, slots), inputs)
         unread = np.ones(ROWS, bool)
-        for gradient, place, learning_rate in sums_of(inputs):
-            unread[place] = False
-            local = {slot: np.float64(array[place]) for slot, array in slots.items()}
+        for gradient, local_row, learning_rate in sums_of(inputs):
+            unread[local_row] = False
+            local = {slot: np.float64(array[local_row]) for slot, array in slots.items()}
             local |= {"s": np.zeros(dim)} if name == "ftrl" else {}
-            row, new = row_after(name, np.float64(rows[place]), local, gradient, learning_rate)
-            np.testing.assert_allclose(after[place], row, rtol=1e-5, atol=3e-6)
+            row, new = row_after(name, np.float64(rows[local_row]), local, gradient, learning_rate)
+            np.testing.assert_allclose(after[local_row], row, rtol=1e-5, atol=3e-6)
             for slot, array in slots_after.items():
-                np.testing.assert_allclose(array[place], new[slot], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(array[local_row], new[slot], rtol=1e-5, atol=1e-6)
         assert unread.sum() >= ROWS - COUNT
         np.testing.assert_array_equal(after[unread], rows[unread])
         for slot, array in slots_after.items():
@@ -143,24 +143,24 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
 @pytest.mark.parametrize("dim", [8, 128])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 129])
 def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count, dim):
-    def change(found, sums, learning_rate, step):
-        return sums, jnp.ones_like(found[1])  # the rows, and the number of changes of each
+    def change(stored, sums, learning_rate, step):
+        return sums, jnp.ones_like(stored[1])  # the rows, and the number of changes of each
 
     run = program(change, chunk=64)
     for kind in KINDS:
         inputs = case(draw(kind, count), dim)
-        found = run((jnp.zeros((ROWS, dim)), jnp.zeros(ROWS)), inputs)
+        result = run((jnp.zeros((ROWS, dim)), jnp.zeros(ROWS)), inputs)
         sums, counts = np.zeros((ROWS, dim)), np.zeros(ROWS)
-        for gradient, place, _ in sums_of(inputs):
-            sums[place], counts[place] = gradient, 1
-        jax.tree.map(np.testing.assert_array_equal, found, (sums, counts))
+        for gradient, local_row, _ in sums_of(inputs):
+            sums[local_row], counts[local_row] = gradient, 1
+        jax.tree.map(np.testing.assert_array_equal, result, (sums, counts))
 
 
 def test_without_any_ids_nothing_changes():
     rows = jnp.ones((3, 8))
     inputs = case(np.zeros(0, np.int32), 8)
     assert (
-        program(lambda found, sums, learning_rate, step: sums)(rows, inputs).tolist()
+        program(lambda stored, sums, learning_rate, step: sums)(rows, inputs).tolist()
         == rows.tolist()
     )
 
@@ -177,7 +177,7 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
     inputs["index"] = np.where(is_id & (inputs["index"] == 9), 8, inputs["index"])
     first = run(arrays, inputs)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(first))
-    behind = dict(place=5, index=9, scale=np.nan, learning_rate=np.nan)
+    behind = dict(local_row=5, index=9, scale=np.nan, learning_rate=np.nan)
     other = inputs | {
         name: np.where(is_id, inputs[name], value).astype(inputs[name].dtype)
         for name, value in behind.items()
