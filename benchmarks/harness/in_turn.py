@@ -108,14 +108,14 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
         os.write(out, (json.dumps(result) + "\n").encode())
 
 
-def _take_what_is_ready(made: Iterator[int], typical: float) -> None:
+def _take_what_is_ready(steps: Iterator[int], typical: float) -> None:
     """Drops batches that were prefetched before the round.
 
     Stops when a batch takes more than half of the typical time, in seconds.
     """
     for _ in range(_MOST_READY):
         began = time.perf_counter()
-        next(made)
+        next(steps)
         if time.perf_counter() - began > typical / 2:
             return
 

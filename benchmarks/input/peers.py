@@ -81,7 +81,7 @@ class Data:
             name: np.stack([e[name] for e in examples])
             for name in ("floats", "ids", "labels", "lengths")
         }
-        return self.made(stacked, np.concatenate([e["values"] for e in examples]))
+        return self.to_batch(stacked, np.concatenate([e["values"] for e in examples]))
 
     def taken(self, index: np.ndarray) -> dict[str, np.ndarray]:
         """Builds a batch from the examples of an index."""
@@ -91,9 +91,9 @@ class Data:
         sizes = c.ends[index + 1] - c.ends[index]
         starts = np.cumsum(sizes) - sizes
         where = np.repeat(c.ends[index] - starts, sizes) + np.arange(sizes.sum())
-        return self.made(stacked, c.values[where])
+        return self.to_batch(stacked, c.values[where])
 
-    def made(self, batch: dict[str, np.ndarray], values: np.ndarray) -> dict[str, np.ndarray]:
+    def to_batch(self, batch: dict[str, np.ndarray], values: np.ndarray) -> dict[str, np.ndarray]:
         batch["ids"] = batch["ids"] + self.offsets
         lengths = batch.pop("lengths")
         if lengths.shape[1]:

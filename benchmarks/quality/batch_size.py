@@ -15,9 +15,9 @@ generated data with a known truth.
 3. Prints the validation logloss relative to that at 4,096 in percent: mean and standard deviation
    over seeds. Seeds have the same data, and differ in order and initial values.
 
---decay lets the learning rates fall to 0 over the run, also at 4,096. --own and --own-base are
-further overrides for large batches and for 4,096, for example averaged weights. --tune searches
-learning rates at some batch sizes, which is a bound for every rule.
+--decay lets the learning rates fall to 0 over the run, also at 4,096. --overrides and
+--base-overrides are further overrides for large batches and for 4,096, for example averaged
+weights. --tune searches learning rates at some batch sizes, which is a bound for every rule.
 
 Finished runs are not repeated, so an interrupted command can be given again.
 """
@@ -64,7 +64,7 @@ class Case(NamedTuple):
     """One run.
 
     rates: learning rates of dense parameters and of tables at batch size BASE.
-    own: further overrides.
+    overrides: further overrides.
     """
 
     optimizer: str
@@ -73,7 +73,7 @@ class Case(NamedTuple):
     rule: str
     warmup: float
     decay: str
-    own: str
+    overrides: str
     seed: int
 
     @property
@@ -111,7 +111,7 @@ def arguments(case: Case, steps: int) -> list[str]:
         words += [f"{at}name={name}", f"{at}base_learning_rate={rate}", f"{at}base_batch={BASE}"]
         words += [f"{at}scaling={rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
         words += [f"{at}decay={case.decay}"]
-    return [*words, *shlex.split(case.own)]
+    return [*words, *shlex.split(case.overrides)]
 
 
 class Runner:
@@ -133,20 +133,20 @@ class Runner:
         batch: int,
         rule: str = "none",
         warmup: float = 0.0,
-        own: str = "",
+        overrides: str = "",
         *,
         seeds: Iterable[int],
     ) -> list[float]:
         """Returns the validation logloss per seed, infinity for runs that diverged."""
-        parts = optimizer, rates, batch, rule, warmup, self._decay, own
+        parts = optimizer, rates, batch, rule, warmup, self._decay, overrides
         return self._losses([Case(*parts, seed) for seed in seeds])
 
     def first_losses(
-        self, optimizer: str, batch: int, rates: list[tuple[float, float]], own: str
+        self, optimizer: str, batch: int, rates: list[tuple[float, float]], overrides: str
     ) -> list[float]:
         """Returns the validation logloss of the first seed per pair of learning rates."""
         return self._losses(
-            [Case(optimizer, pair, batch, "none", 0.0, self._decay, own, 0) for pair in rates]
+            [Case(optimizer, pair, batch, "none", 0.0, self._decay, overrides, 0) for pair in rates]
         )
 
     def _losses(self, cases: list[Case]) -> list[float]:
@@ -185,7 +185,7 @@ class Runner:
 
 
 def best_rates(
-    runner: Runner, optimizer: str, batch: int, best: tuple[float, float], own: str
+    runner: Runner, optimizer: str, batch: int, best: tuple[float, float], overrides: str
 ) -> tuple[float, float]:
     """Searches learning rates on a grid of half decades.
 
@@ -197,7 +197,7 @@ def best_rates(
         dense, other = ([_half_decades(x, n) for n in (-1, 0, 1)] for x in best)
         around = itertools.product(dense, other)
         new = [pair for pair in around if pair not in losses]
-        losses |= dict(zip(new, runner.first_losses(optimizer, batch, new, own), strict=True))
+        losses |= dict(zip(new, runner.first_losses(optimizer, batch, new, overrides), strict=True))
         before, best = best, min(losses, key=lambda pair: losses[pair])
         if best == before:
             near = [pair for pair in losses if losses[pair] < losses[best] * (1 + NEAR)]
@@ -224,8 +224,10 @@ def main() -> None:
         metavar=("DENSE", "TABLES"),
         help=f"learning rates at {BASE} (default: searched)",
     )
-    parser.add_argument("--own", default="", help="further overrides at the other batch sizes")
-    parser.add_argument("--own-base", default="", help=f"further overrides at {BASE}")
+    parser.add_argument(
+        "--overrides", default="", help="further overrides at the other batch sizes"
+    )
+    parser.add_argument("--base-overrides", default="", help=f"further overrides at {BASE}")
     parser.add_argument(
         "--rates-base", nargs=2, type=float, metavar=("DENSE", "TABLES"), help="other rates there"
     )
@@ -242,23 +244,25 @@ def main() -> None:
     for optimizer in args.optimizers:
         (_, dense), (_, tables) = OPTIMIZERS[optimizer]
         rates = args.rates and tuple(args.rates)
-        rates = rates or best_rates(runner, optimizer, BASE, (dense, tables), args.own_base)
+        rates = rates or best_rates(runner, optimizer, BASE, (dense, tables), args.base_overrides)
         there = tuple(args.rates_base or rates)
-        base = runner.losses(optimizer, there, BASE, own=args.own_base, seeds=seeds)
+        base = runner.losses(optimizer, there, BASE, overrides=args.base_overrides, seeds=seeds)
         print(f"{optimizer}: learning rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
         for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
-            losses = runner.losses(optimizer, rates, batch, rule, warmup, args.own, seeds=seeds)
+            losses = runner.losses(
+                optimizer, rates, batch, rule, warmup, args.overrides, seeds=seeds
+            )
             print_losses(
                 f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", losses, base
             )
         for batch in args.tune:
-            tuned = best_rates(runner, optimizer, batch, rates, args.own)
-            losses = runner.losses(optimizer, tuned, batch, own=args.own, seeds=seeds)
+            tuned = best_rates(runner, optimizer, batch, rates, args.overrides)
+            losses = runner.losses(optimizer, tuned, batch, overrides=args.overrides, seeds=seeds)
             print_losses(f"{optimizer}, batch {batch:,}, tuned rates {tuned}", losses, base)
 
 
-def print_losses(name: str, found: list[float], base: list[float]) -> None:
-    over = [100 * (a / b - 1) for a, b in zip(found, base, strict=True)]
+def print_losses(name: str, losses: list[float], base: list[float]) -> None:
+    over = [100 * (a / b - 1) for a, b in zip(losses, base, strict=True)]
     lost = sum(not math.isfinite(x) for x in over)
     spread = statistics.stdev(over) if len(over) > 1 and not lost else math.nan
     result = f"{lost} of {len(over)} runs diverged" if lost else ""

@@ -131,11 +131,11 @@ def untrained(config: Any) -> set[str]:
     return {name for name, weight in zip(names, config.task_weights, strict=False) if not weight}
 
 
-def metrics_of(found: dict[str, Any], without: set[str]) -> dict[str, float]:
+def metrics_of(result: dict[str, Any], without: set[str]) -> dict[str, float]:
     """Returns the metrics of all tasks except `without`. Undefined metrics are NaN."""
     return {
         name: float("nan") if value is None else value
-        for name, value in found["tested"]["metrics"].items()
+        for name, value in result["tested"]["metrics"].items()
         if name.rpartition("/")[0] not in without
         and name.rpartition("/")[2] in ("auc", "logloss", "squared_error", "deviance")
     }
@@ -176,7 +176,7 @@ def main() -> None:
     shares = [set(cores[i :: args.jobs]) or set(cores) for i in range(args.jobs)]
     scores: dict[str, Scores] = {name: {} for name in variants}
 
-    def of(name: str, seed: int) -> tuple[Path, str, list[str]]:
+    def run_arguments(name: str, seed: int) -> tuple[Path, str, list[str]]:
         """Returns the folder of a run, its config and the other arguments."""
         extra = variants[name]
         configs = [arg for arg in extra if arg.startswith("--config=")]
@@ -185,12 +185,12 @@ def main() -> None:
         overrides += [arg for arg in extra if arg not in configs]
         return folder / name / f"seed{seed}", config, overrides
 
-    def one(name: str, seed: int) -> dict[str, Any]:
-        place, config, overrides = of(name, seed)
-        place.mkdir(parents=True, exist_ok=True)
+    def run_seed(name: str, seed: int) -> dict[str, Any]:
+        directory, config, overrides = run_arguments(name, seed)
+        directory.mkdir(parents=True, exist_ok=True)
         cores = shares.pop()
         try:
-            return run(place, config, args.split, overrides, cores)
+            return run(directory, config, args.split, overrides, cores)
         finally:
             shares.append(cores)
 
@@ -198,10 +198,10 @@ def main() -> None:
         runs = [
             (name, seed) for seed in range(args.first, args.first + args.seeds) for name in variants
         ]
-        for (name, seed), result in zip(runs, pool.map(lambda r: one(*r), runs), strict=True):
-            place, config, overrides = of(name, seed)
+        for (name, seed), result in zip(runs, pool.map(lambda r: run_seed(*r), runs), strict=True):
+            directory, config, overrides = run_arguments(name, seed)
             now = load(config, fields(overrides))
-            check_same(place / "run", now)
+            check_same(directory / "run", now)
             line = []
             for metric, value in metrics_of(result, untrained(now)).items():
                 scores[name].setdefault(metric, []).append(value)

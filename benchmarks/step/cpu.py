@@ -142,7 +142,7 @@ def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
 def table_bytes(shape: str) -> float:
     """Returns the bytes of lookup and update of a batch, see the module docstring."""
     examples, vector = data.raw(shape, BATCH), 4 * data.DIM
-    ids, values = data.in_one_table(examples)
+    ids, values = data.merge_tables(examples)
     different = len(np.unique(ids)) + len(np.unique(values))
     moved = ids.size + values.size + 2 * (ids.size + examples.lengths.size)
     return float(vector * moved + 2 * (vector + 4) * different)

@@ -35,7 +35,7 @@ from benchmarks.step.data import (
     SHAPES,
     TABLES,
     Raw,
-    in_one_table,
+    merge_tables,
     raw,
 )
 from jaxrank.runtime import huge_pages
@@ -133,12 +133,12 @@ def torch_(shape: str, bfloat16: bool, sparse: bool = True) -> Iterator[int]:
     )
 
     def make(batch: Raw):
-        places, values = in_one_table(batch)
+        places, values = merge_tables(batch)
         begins = np.append(0, batch.lengths.reshape(-1).cumsum())[:-1]
         return tuple(map(torch.from_numpy, (places, values, begins)))
 
-    def vectors_of(given):
-        places, values, begins = given
+    def vectors_of(inputs):
+        places, values, begins = inputs
         vectors = [ids(places).reshape(BATCH, -1)]
         if lists:
             vectors.append(bags(values, begins).reshape(BATCH, -1))
@@ -185,7 +185,7 @@ def fbgemm_parts(shape: str):
 
 def fbgemm(shape: str, bfloat16: bool) -> Iterator[int]:
     tables, make = fbgemm_parts(shape)
-    return torch_steps(shape, lambda given: tables(*given), make, [], bfloat16)
+    return torch_steps(shape, lambda inputs: tables(*inputs), make, [], bfloat16)
 
 
 def fbgemm_tables(shape: str, bfloat16: bool) -> Iterator[int]:
@@ -269,7 +269,7 @@ def tensorflow(shape: str, bfloat16: bool) -> Iterator[int]:
 
     def make(batch: Raw):
         bags = np.arange(BATCH * lists).repeat(batch.lengths.reshape(-1))
-        arrays = (*in_one_table(batch), bags, batch.floats, batch.labels)
+        arrays = (*merge_tables(batch), bags, batch.floats, batch.labels)
         return tuple(map(tf.constant, arrays))
 
     prepared = [make(b) for b in batches(shape)]

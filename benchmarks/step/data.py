@@ -64,7 +64,7 @@ def raw(shape: str, examples: int) -> Raw:
     )
 
 
-def in_one_table(data: Raw) -> tuple[np.ndarray, np.ndarray]:
+def merge_tables(data: Raw) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids i64[n, 26] and list values as rows of one table each."""
     examples, lists = data.lengths.shape
     number = np.tile(np.arange(lists), examples).repeat(data.lengths.reshape(-1))

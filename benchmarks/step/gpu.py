@@ -106,10 +106,10 @@ def schema_of(case: Case):
     )
 
 
-def batches_of(case: Case, found: Any, group: int):
+def batches_of(case: Case, layout: Any, group: int):
     """Builds the batches of an execution on the host, with lists that fill their capacity.
 
-    found: the layout of the schema.
+    layout: the layout of the schema.
     group: number of examples whose lists are packed together.
     """
     from jaxrank.features import Batch, Lists
@@ -118,7 +118,7 @@ def batches_of(case: Case, found: Any, group: int):
     single = [x[:, :, 0] for x in drawn if x.shape[2] == 1]
     several = [x for x in drawn if x.shape[2] > 1]
     ids, lists = {}, {}
-    for s in found.stacks:
+    for s in layout.stacks:
         if s.columns:
             columns = [
                 single[column] + np.int32(s.offsets[table])

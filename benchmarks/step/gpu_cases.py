@@ -84,10 +84,10 @@ def _config(batch_size: int, mlp_units: tuple[int, ...], tables: str) -> ConfigD
     c = default()
     c.batch_size, c.model.mlp_units, c.model.cross = batch_size, mlp_units, "none"
     c.model.precision, c.optim.tables.name = "bfloat16", tables
-    return _at_rate(c)
+    return _set_learning_rate(c)
 
 
-def _at_rate(c: ConfigDict) -> ConfigDict:
+def _set_learning_rate(c: ConfigDict) -> ConfigDict:
     for optimizer in (c.optim.dense, c.optim.tables):
         optimizer.base_learning_rate, optimizer.scaling = RATE, "none"
     return c
@@ -100,7 +100,7 @@ def mlperf(batch_size: int) -> Case:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    config = _at_rate(module.get_config("dcnv2"))
+    config = _set_learning_rate(module.get_config("dcnv2"))
     config.batch_size, config.optim.tables.name = batch_size, "rowwise_adagrad"
     tables, _ = _single(tuple(rows for rows, _ in module.FEATURES), 128)
     features = tuple(Feature(i, ids) for i, (_, ids) in enumerate(module.FEATURES))

@@ -37,7 +37,7 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
         ), count
 
     mapped = jax.shard_map(
-        lambda *given: jax.lax.scan(step, *given),
+        lambda *inputs: jax.lax.scan(step, *inputs),
         mesh=program.mesh,
         in_specs=P(),
         out_specs=P(),
@@ -70,19 +70,19 @@ def products(
 
     from jaxrank.models.products import compiler_options, product
 
-    def by_xla(x, kernel, grad):
+    def xla_program(x, kernel, grad):
         pairs = (x, kernel), (grad, kernel.T), (x.T, grad)
         return [jnp.dot(a, b, preferred_element_type=jnp.float32) for a, b in pairs]
 
-    def by_jaxrank(x, kernel, grad):
+    def jaxrank_program(x, kernel, grad):
         y, back = jax.vjp(lambda x, kernel: product(x, kernel, precision), x, kernel)
         return y, back(grad)
 
     options = compiler_options(precision or dtype, jax.devices()[0].platform)
 
     @functools.partial(jax.jit, compiler_options=options)
-    def every(given):
-        return [(by_jaxrank if precision else by_xla)(*layer) for layer in given]
+    def every(inputs):
+        return [(jaxrank_program if precision else xla_program)(*layer) for layer in inputs]
 
     keys = iter(jax.random.split(jax.random.key(0), 3 * len(sizes)))
     operands = [
