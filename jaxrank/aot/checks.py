@@ -39,5 +39,5 @@ def collective_bytes(text: str) -> dict[str, int]:
     for instruction in hlo.instructions(hlo.computations(text)[1]):
         kind = instruction.opcode.removesuffix("-start")
         if kind in sizes:
-            sizes[kind] += instruction.made_bytes
+            sizes[kind] += instruction.written_bytes
     return {kind: count for kind, count in sizes.items() if count}

@@ -101,7 +101,7 @@ class _Program:
         if instruction.opcode == "sort":
             dims = instruction.arrays[0].dims
             levels = math.ceil(
-                math.log2(max(2, dims[int(instruction.found(r"dimensions=\{(\d+)"))]))
+                math.log2(max(2, dims[int(instruction.search(r"dimensions=\{(\d+)"))]))
             )
             compared = math.prod(dims) * levels * (levels + 1) / 2  # Batcher's network
         return Cost(
@@ -112,7 +112,7 @@ class _Program:
             instruction.scope,
             flops=runs * self._flops(computation, instruction),
             memory_bytes=runs * self._traffic(computation, instruction),
-            cycles=runs * int(instruction.found(r'"estimated_cycles":"(\d+)"') or 0),
+            cycles=runs * int(instruction.search(r'"estimated_cycles":"(\d+)"') or 0),
             compared=runs * compared,
         )
 
@@ -147,37 +147,37 @@ class _Program:
         counter, limit = (hlo.origin(condition, name) for name in test.operands)
         if counter is None or limit is None or counter.opcode != "get-tuple-element":
             return None
-        if not self._counts(loop.called("body"), counter.place):
+        if not self._counts(loop.called("body"), counter.element_index):
             return None
-        start, stop = self._carried(caller, loop, counter.place), limit.value
+        start, stop = self._carried(caller, loop, counter.element_index), limit.value
         if limit.opcode == "get-tuple-element":
-            stop = self._carried(caller, loop, limit.place)
+            stop = self._carried(caller, loop, limit.element_index)
         return None if start is None or stop is None else max(0, stop - start)
 
-    def _counts(self, body: str, place: int) -> bool:
-        """Returns True if a loop's body adds 1 to the value that it carries at `place`."""
+    def _counts(self, body: str, index: int) -> bool:
+        """Returns True if a loop's body adds 1 to the value that it carries at `index`."""
         instructions = self._computations[body]
         result = hlo.root(instructions)
         if result.opcode != "tuple":
             return False
-        after = hlo.origin(instructions, result.operands[place])
+        after = hlo.origin(instructions, result.operands[index])
         if after is None or after.opcode != "add":
             return False
         parts = [part for name in after.operands if (part := hlo.origin(instructions, name))]
-        carried = [p for p in parts if p.opcode == "get-tuple-element" and p.place == place]
+        carried = [p for p in parts if p.opcode == "get-tuple-element" and p.element_index == index]
         return bool(carried) and any(part.value == 1 for part in parts)
 
-    def _carried(self, caller: str, loop: Instruction, place: int) -> int | None:
-        """Returns the constant that a loop starts with at `place`. None if it is not a constant."""
+    def _carried(self, caller: str, loop: Instruction, index: int) -> int | None:
+        """Returns the constant that a loop starts with at `index`. None if it is not a constant."""
         instructions = self._computations[caller]
         carried = instructions[loop.operands[0]]
         value = (
-            hlo.origin(instructions, carried.operands[place]) if carried.opcode == "tuple" else None
+            hlo.origin(instructions, carried.operands[index]) if carried.opcode == "tuple" else None
         )
         return value.value if value else None
 
     def _inside(self, name: str) -> Iterator[tuple[str, Instruction]]:
-        """Yields the instructions of a computation and of all that it calls, with their place."""
+        """Yields (computation, instruction) of a computation and of all that it calls."""
         for instruction in self._computations.get(name, {}).values():
             yield name, instruction
             for called in re.findall(r"(?:calls|body|to_apply)=%?([\w.-]+)", instruction.rest):
@@ -194,7 +194,7 @@ class _Program:
     def _slices(self, body: str) -> Iterator[int]:
         """Yields the number of slices of each array of which a loop's body takes one slice."""
         for computation, instruction in self._inside(body):
-            if instruction.found(r"dynamic_slice_sizes=\{([\d,]*)\}").startswith("1,"):
+            if instruction.search(r"dynamic_slice_sizes=\{([\d,]*)\}").startswith("1,"):
                 whole = self._computations[computation][instruction.operands[0]].arrays[0]
                 if len(whole.dims) > 1:
                     yield whole.dims[0]
@@ -211,9 +211,9 @@ class _Program:
             return 0.0
         instructions = self._computations[computation]
         left = instructions[instruction.operands[0]].arrays[0].dims
-        passes = _PASSES[instruction.found(r"operand_precision=\{(\w+)") or "default"]
+        passes = _PASSES[instruction.search(r"operand_precision=\{(\w+)") or "default"]
         result = instruction.arrays[0].dims
-        contracted = instruction.found(r"lhs_contracting_dims=\{([\d,]*)\}")
+        contracted = instruction.search(r"lhs_contracting_dims=\{([\d,]*)\}")
         if instruction.opcode == "dot":
             summed = math.prod(left[int(d)] for d in contracted.split(",") if d)
             return 2.0 * math.prod(result) * summed * passes
@@ -254,7 +254,9 @@ class _Program:
             return 0.0
         instructions = self._computations[fused]
         names = {
-            p.name for p in instructions.values() if p.opcode == "parameter" and p.place == index
+            p.name
+            for p in instructions.values()
+            if p.opcode == "parameter" and p.element_index == index
         }
         for instruction in instructions.values():
             if (
@@ -264,14 +266,14 @@ class _Program:
             ):
                 names.add(instruction.name)
                 continue
-            for place, name in enumerate(instruction.operands):
+            for i, name in enumerate(instruction.operands):
                 if name not in names:
                     continue
                 if instruction.opcode == "fusion":
-                    total += self._read(instruction.called("calls"), place, operand)
-                elif place == 0 and instruction.opcode in _READS_PARTS:
+                    total += self._read(instruction.called("calls"), i, operand)
+                elif i == 0 and instruction.opcode in _READS_PARTS:
                     total += instruction.size
-                elif place > 0 or instruction.opcode not in _WRITES_PARTS:
+                elif i > 0 or instruction.opcode not in _WRITES_PARTS:
                     return whole
         return min(total, whole)
 
@@ -319,7 +321,7 @@ def _multiplied(instruction: Instruction, left: tuple[int, ...], result: tuple[i
     of_left, of_result = dict(zip(labels[1], left, strict=True)), labels[2]
     sides = dict(zip(of_result, result, strict=True))
     pairs = sides["b"] * sides["f"] * of_left["f"]
-    window = instruction.found(r"window=\{([^}]*)\}")
+    window = instruction.search(r"window=\{([^}]*)\}")
     fields = dict(field.split("=") for field in window.split())
     for axis, size in enumerate(fields.get("size", "").split("x") if window else ()):
         field = functools.partial(_axis_text, fields, axis)

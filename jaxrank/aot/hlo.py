@@ -64,11 +64,11 @@ class Instruction(NamedTuple):
         return sum(array.hbm_bytes for array in self.arrays)
 
     @property
-    def made(self) -> tuple[Array, ...]:
+    def written_arrays(self) -> tuple[Array, ...]:
         """Arrays of the result, except arrays that it sends and operands changed in place."""
         if self.opcode != "custom-call":
             return self.arrays[self.sent :]
-        aliases = self.found(r"output_to_operand_aliasing=\{(.*?\))\}")
+        aliases = self.search(r"output_to_operand_aliasing=\{(.*?\))\}")
         changed = re.findall(r"\{(\d*)\}: \(", aliases)  # empty index: the whole result
         if "" in changed:
             return ()
@@ -76,38 +76,38 @@ class Instruction(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Elements of the largest array of `made`."""
-        return max((array.elements for array in self.made), default=0)
+        """Elements of the largest array of `written_arrays`."""
+        return max((array.elements for array in self.written_arrays), default=0)
 
     @property
-    def made_bytes(self) -> int:
-        return sum(array.size for array in self.made)
+    def written_bytes(self) -> int:
+        return sum(array.size for array in self.written_arrays)
 
     @property
     def scope(self) -> str:
         """Scope in the traced program, such as `transpose(jvp(model))/Ranker/tower/layer_0`."""
-        return self.found(r'op_name="([^"]*)"')
+        return self.search(r'op_name="([^"]*)"')
 
-    def found(self, pattern: str) -> str:
+    def search(self, pattern: str) -> str:
         """Returns the first group of a pattern in the rest of the line, or empty text."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
     def called(self, what: str) -> str:
         """Returns the computation that it calls as `body`, `condition`, `calls` or `to_apply`."""
-        return self.found(rf"\b{what}=%?([\w.-]+)")
+        return self.search(rf"\b{what}=%?([\w.-]+)")
 
     @property
     def branches(self) -> list[str]:
         """The computations of a condition."""
-        listed = self.found(r"branch_computations=\{([^}]*)\}")
+        listed = self.search(r"branch_computations=\{([^}]*)\}")
         names = listed.split(",") if listed else [self.called(f"{w}_computation") for w in _BOTH]
         return [name.strip().lstrip("%") for name in names if name]
 
     @property
-    def place(self) -> int:
+    def element_index(self) -> int:
         """Index of a get-tuple-element, or number of a parameter."""
-        return int(self.found(r"index=(\d+)") or self.rest.split(")")[0])
+        return int(self.search(r"index=(\d+)") or self.rest.split(")")[0])
 
     @property
     def value(self) -> int | None:

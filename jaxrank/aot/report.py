@@ -79,7 +79,7 @@ def _row(program: Compiled, took: StepTime, first: StepTime) -> list[str]:
 
 def smallest(times: list[StepTime]) -> StepTime:
     """Returns the time of the slice with the fewest devices, the base of the comparison."""
-    return min(times, key=lambda one: one.topology.devices)
+    return min(times, key=lambda step_time: step_time.topology.devices)
 
 
 def draw(compiled: list[Compiled], path: str | Path) -> bool:
@@ -92,7 +92,7 @@ def draw(compiled: list[Compiled], path: str | Path) -> bool:
     """
     times = [program.step_time for program in compiled if program.step_time]
     if times:
-        times = sorted(times, key=lambda one: one.topology.devices)
+        times = sorted(times, key=lambda step_time: step_time.topology.devices)
         first = times[0].topology
         draw_scaling(
             [f"{program.topology.name}\nbatch {program.batch_size:,}" for program in times],

@@ -131,7 +131,7 @@ def test_a_custom_call_makes_what_is_no_operand(result, aliases, makes):
     line += f", output_to_operand_aliasing={aliases}, api_version=4" if aliases else ""
     text = f"ENTRY e () -> f32[] {{\n  {line}"
     (one,) = instructions_of(text)
-    assert (one.largest, one.made_bytes) == (max(makes, default=0), 4 * sum(makes))
+    assert (one.largest, one.written_bytes) == (max(makes, default=0), 4 * sum(makes))
     assert checks.large_results(text, 1) == ([one] if makes else [])
 
 
@@ -148,7 +148,7 @@ metadata={op_name="jit(_train)/change_rows/pallas_call"}, backend_config={grid_x
     """
     (one,) = instructions_of(text)
     assert not checks.large_results(text, 16_800_000)
-    assert (one.largest, one.made_bytes) == (32768 * 128, 4 * 32768 * 128)
+    assert (one.largest, one.written_bytes) == (32768 * 128, 4 * 32768 * 128)
 
 
 @pytest.mark.parametrize("target", ["cpu-1", "v3-8"])
@@ -280,7 +280,7 @@ ENTRY %e (x: f32[], y: f32[]) -> f32[] {
     %c = ((f32[8]{0}, s32[2]{0}), f32[8]{0}) all-reduce-start(%a), channel_id=2
     %d = ((f32[9,128]{1,0:T(8,128)}, s32[8]{0:T(1024)}), f32[8,128]{1,0}, u32[]) call-start(%a)
     """
-    result = [(one.opcode, one.largest, one.made_bytes) for one in instructions_of(text)]
+    result = [(one.opcode, one.largest, one.written_bytes) for one in instructions_of(text)]
     assert result == [
         ("add", 512, 2048),
         ("all-to-all", 10, 40 + 12 + 1),
