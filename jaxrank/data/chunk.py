@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
             return self.written(int(self.rows[row]))
         return self.batch.slice(row, 1).to_pylist()[0]
 
-    def without(self, rows: np.ndarray) -> "Chunk":
+    def drop_records(self, rows: np.ndarray) -> "Chunk":
         """Returns the chunk without the records at the indices i64[m]."""
         keep = np.ones(self.batch.num_rows, bool)
         keep[rows] = False

@@ -140,7 +140,7 @@ class Rejects:
                         record=record,
                         offset=chunk.offset,
                     )
-                chunk = chunk.without(bad.rows)
+                chunk = chunk.drop_records(bad.rows)
         return chunk, None
 
 

@@ -38,7 +38,7 @@ def as_read_by(model: Schema, store: Store, open_own: Callable[[], Store]) -> St
     features = [(s.dense, s.categorical, s.ragged) for s in (model, store.schema)]
     if not rows and features[0] == features[1]:
         return store
-    return store.through(View(store.schema, model, rows))
+    return store.viewed(View(store.schema, model, rows))
 
 
 def check_features(model: Schema, store: Store) -> None:

@@ -13,7 +13,7 @@ from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
-from jaxrank.data.spec.skip import restricted, without
+from jaxrank.data.spec.skip import drop_features, restricted
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.store.split import Split
 from jaxrank.data.synthetic.source import ListOfIds, SyntheticSource
@@ -105,7 +105,7 @@ class GeneratedReads:
             raise InputError(f"source.rows.{split}: must be at least 1 to be read: found 0.")
         spec = resolve(feature_spec(features), source.columns(split))
         transforms = {f.name: (0.0, 1.0) for f in spec.dense}  # floats are not read
-        self.schema = without(build_schema(spec, {}, {}, transforms), spec.skip)
+        self.schema = drop_features(build_schema(spec, {}, {}, transforms), spec.skip)
         spec = restricted(spec, self.schema)
         self.part_rows = np.asarray(source.chunk_rows(split), np.int64)
         self._source, self._split, self._spec = source, split, spec

@@ -78,7 +78,7 @@ class RunData:
             InputError: a name matches no feature, or no feature is left.
         """
         spec = parse.feature_spec(self.features)
-        return store.selected(skip.without(store.schema, spec.skip))
+        return store.selected(skip.drop_features(store.schema, spec.skip))
 
     def check_features(self, store: Store) -> None:
         """Raises InputError unless the store was prepared with the features of the config."""
@@ -127,7 +127,7 @@ class RunData:
         spec = parse.feature_spec(self.features)
 
         def check_left(schema: Schema) -> None:
-            left = skip.without(schema, spec.skip)
+            left = skip.drop_features(schema, spec.skip)
             if check is not None:
                 check(left)
 

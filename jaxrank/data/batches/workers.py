@@ -58,7 +58,7 @@ class _InRing:
         self._slots, self._length = slots, length
 
     @functools.cached_property
-    def _made(self) -> tuple[TrainSource, Batch]:
+    def _source_and_shapes(self) -> tuple[TrainSource, Batch]:
         """Returns the source, and the shapes of the batch of an execution."""
         return self._slots.handed()
 
@@ -66,7 +66,7 @@ class _InRing:
         return self._length
 
     def __getitem__(self, index: Any) -> int:
-        source, like = self._made
+        source, like = self._source_and_shapes
         execution, part = divmod(int(index), source.parts)
 
         def share(array: np.ndarray) -> np.ndarray:

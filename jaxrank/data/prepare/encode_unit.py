@@ -108,7 +108,7 @@ class _Writers:
 
     def take(self, chunk: Chunk, rejects: Rejects) -> None:
         for directory, piece in self._split_days(chunk, rejects):
-            encoder, blocks = self._of(directory)
+            encoder, blocks = self._encoder(directory)
             _, examples = rejects.attempt(piece, encoder.encode)
             if examples is not None:
                 blocks.add(examples)
@@ -123,10 +123,10 @@ class _Writers:
         parts = []
         for day in [] if dates is None else np.unique(dates):
             others = np.flatnonzero(dates != day)
-            parts.append((f"{split}/{day}", chunk.without(others) if len(others) else chunk))
+            parts.append((f"{split}/{day}", chunk.drop_records(others) if len(others) else chunk))
         return parts
 
-    def _of(self, directory: str) -> "tuple[Encoder, _Blocks]":
+    def _encoder(self, directory: str) -> "tuple[Encoder, _Blocks]":
         if directory not in self._by_directory:
             settings, fitted = self._settings, self._fitted
             encoder = Encoder(

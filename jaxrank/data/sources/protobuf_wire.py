@@ -77,7 +77,7 @@ class Names:
         hashes = _hashes(words)
         assert len(set(hashes.tolist())) == len(names)
         self._order = np.argsort(hashes)
-        self._sorted, self._found = hashes[self._order], words
+        self._sorted, self._name_words = hashes[self._order], words
 
     def _words(self, data: np.ndarray, spans: Spans) -> np.ndarray:  # u64[n, count]
         every = np.ndarray(len(data) - 7, np.dtype("<u8"), data, strides=(1,))
@@ -96,7 +96,7 @@ class Names:
         hashes = _hashes(words)
         place = np.minimum(np.searchsorted(self._sorted, hashes), len(self._order) - 1)
         column = self._order[place]
-        same = (self._sizes[column] == keys.size) & (self._found[column] == words).all(axis=1)
+        same = (self._sizes[column] == keys.size) & (self._name_words[column] == words).all(axis=1)
         return np.where(same, column, -1)
 
 

@@ -134,7 +134,7 @@ class TFRecordSource:
         rows = np.fromiter((r.row for r in records), np.int64, len(records))
         chunk = Chunk(batch, path, rows)
         if first_of:
-            chunk = chunk.without(np.fromiter(first_of, np.int64, len(first_of)))
+            chunk = chunk.drop_records(np.fromiter(first_of, np.int64, len(first_of)))
         if chunk.batch.num_rows:
             yield chunk
 

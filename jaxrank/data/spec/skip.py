@@ -16,7 +16,7 @@ Feature = TypeVar("Feature", Dense, Categorical, Ragged)
 _INDICATOR = ":missing"
 
 
-def without(schema: Schema, skip: Sequence[str]) -> Schema:
+def drop_features(schema: Schema, skip: Sequence[str]) -> Schema:
     """Returns a schema without the features that names or patterns of `skip` match.
 
     The indicator of missing values goes with its feature, all numbers of a vector go with the name

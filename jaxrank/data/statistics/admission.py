@@ -142,7 +142,7 @@ def admit(
         admitted = known.admitted(limits, newest, is_first)
         admitted = admitted._replace(
             history=admitted.history._replace(
-                counted=_with(history.counted, added), newest=newest, by_event=by_event
+                counted=_add_days(history.counted, added), newest=newest, by_event=by_event
             )
         )
     else:
@@ -212,7 +212,7 @@ def _checksum(counts: pa.Table) -> str:
     return xxhash.xxh3_64_hexdigest(" ".join(parts).encode())
 
 
-def _with(counted: Mapping[int, list[str]], added: Mapping[int, str]) -> dict[int, list[str]]:
+def _add_days(counted: Mapping[int, list[str]], added: Mapping[int, str]) -> dict[int, list[str]]:
     """Adds the checksums of each day, and leaves out the oldest days where there are many."""
     days = sorted({*counted, *added})[-_MOST_COUNTED:]
     return {day: [*counted.get(day, []), *([added[day]] if day in added else [])] for day in days}

@@ -105,7 +105,7 @@ def _variances(features: Mapping[str, _Feature], labels: np.ndarray) -> dict[str
         p = _probabilities(log_odds, labels, known)
         score = np.bincount(index, factor * (labels - p)[example])
         variance = np.bincount(index, factor**2 * (p * (1 - p))[example])
-        variances[name] = _between(score, variance)
+        variances[name] = _variance_between(score, variance)
         if variances[name]:
             effects = score / (variance + 1 / variances[name])
             log_odds += np.bincount(example, factor * effects[index], len(labels))
@@ -136,7 +136,7 @@ def _probabilities(log_odds: np.ndarray, labels: np.ndarray, known: np.ndarray) 
     return np.where(known, p, 0)
 
 
-def _between(score: np.ndarray, variance: np.ndarray) -> float:
+def _variance_between(score: np.ndarray, variance: np.ndarray) -> float:
     """Estimates the variance of the effects of ids from scores and their variances, f64[ids]."""
     s, v = score[variance > 0], variance[variance > 0]
     if len(v) < 2:

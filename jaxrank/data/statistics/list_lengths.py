@@ -42,7 +42,7 @@ class ListLengths:
     def add(self, lengths: np.ndarray) -> None:  # i32[n, lists]
         piece = max(1, _PIECE // max(1, lengths.shape[1]))
         for start in range(0, len(lengths), piece):
-            self.merge(_of(lengths[start : start + piece]))
+            self.merge(_count_lengths(lengths[start : start + piece]))
 
     def merge(self, other: "ListLengths") -> None:
         """Appends the examples of `other`.
@@ -124,7 +124,7 @@ def half_covariance(covariance: np.ndarray) -> dict[str, Any]:
     return to_text(covariance[np.triu_indices(len(covariance))])
 
 
-def _of(lengths: np.ndarray) -> ListLengths:  # i32[n, lists], n > 0
+def _count_lengths(lengths: np.ndarray) -> ListLengths:  # i32[n, lists], n > 0
     result = ListLengths(lengths.shape[1])
     result.rows = len(lengths)
     result.total = lengths.sum(axis=0, dtype=np.int64)

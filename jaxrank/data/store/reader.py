@@ -97,9 +97,9 @@ class Store:
         """Returns the store with only the features and tables of a part of its schema."""
         if schema == self.schema:
             return self
-        return dataclasses.replace(self.through(View(self.schema, schema)), schema=schema)
+        return dataclasses.replace(self.viewed(View(self.schema, schema)), schema=schema)
 
-    def through(self, view: View) -> "Store":
+    def viewed(self, view: View) -> "Store":
         """Returns the store with splits as a model reads them through a view."""
         splits: dict[str, Split] = {n: ViewedSplit(s, view) for n, s in self.splits.items()}
         return dataclasses.replace(self, splits=splits, view=view)

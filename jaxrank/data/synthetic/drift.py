@@ -33,7 +33,7 @@ class Drift:
 
     def logits(self, rows: Rows, time: np.ndarray) -> np.ndarray:
         """Returns f64[n, tasks], the change of logits of rows at f64[n] days since the start."""
-        moved = self._at(time)
+        moved = self._walk_values(time)
         logits = moved[:, 0] * self._signal
         parts = self._other.parts(rows)
         for i, kind in enumerate(self._other.kinds):
@@ -41,7 +41,7 @@ class Drift:
                 logits += moved[:, i + 1] * parts[kind]
         return logits
 
-    def _at(self, time: np.ndarray) -> np.ndarray:  # f64[n] -> f64[n, walks, tasks]
+    def _walk_values(self, time: np.ndarray) -> np.ndarray:  # f64[n] -> f64[n, walks, tasks]
         day = np.minimum(time.astype(np.int64), len(self._walks) - 2)
         share = (time - day)[:, None, None]
         return self._walks[day] * (1 - share) + self._walks[day + 1] * share

@@ -158,7 +158,7 @@ class SyntheticSource:
             if self._negative_rate < 1:
                 drawn = self._random(split, index, _NEGATIVES).random(_CHUNK_ROWS)[:count]
                 clicks = batch.column("click").to_numpy()
-                chunk = chunk.without(
+                chunk = chunk.drop_records(
                     np.flatnonzero((clicks == 0) & (drawn >= self._negative_rate))
                 )
             yield chunk

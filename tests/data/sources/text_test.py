@@ -602,7 +602,7 @@ def test_a_record_is_reported_as_the_file_has_it(tmp_path, small):
         result = []
         for part in source.parts("train")[1:]:
             for chunk in source.chunks(part, Rejects("skip", 100)):
-                kept = chunk.without([0]) if len(chunk.rows) > 1 else chunk
+                kept = chunk.drop_records([0]) if len(chunk.rows) > 1 else chunk
                 result += [kept.record(i) for i in range(len(kept.rows))]
                 assert all(value["n"] is None for value in kept.batch.to_pylist())
         assert len(result) > 30

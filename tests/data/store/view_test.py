@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrank.data.examples import Examples
-from jaxrank.data.spec.skip import without
+from jaxrank.data.spec.skip import drop_features
 from jaxrank.data.store.reader import open_store
 from jaxrank.data.store.view import View
 from jaxrank.errors import InputError
@@ -30,7 +30,7 @@ def names(schema):
 )
 def test_a_store_without_features_has_the_columns_of_the_others(store, skip, left):
     whole = open_store(store)
-    part = whole.selected(without(whole.schema, skip))
+    part = whole.selected(drop_features(whole.schema, skip))
     assert names(part.schema) == left.split()
     used = {f.table for f in (*part.schema.categorical, *part.schema.ragged)}
     assert {t.name for t in part.schema.tables} == used
@@ -56,7 +56,7 @@ def test_a_store_without_features_has_the_columns_of_the_others(store, skip, lef
 def test_a_store_without_lists_has_statistics_without_lists(store):
     schema = dataclasses.replace(open_store(store).schema, ragged=())
     stored = {"rows": 7, "list_lengths": {"mean": [], "covariance": []}}  # as JSON has it
-    view = View(schema, without(schema, ("c1",)))
+    view = View(schema, drop_features(schema, ("c1",)))
     assert view.statistics(stored)["list_lengths"] == {"mean": [], "covariance": []}
 
 
@@ -72,7 +72,7 @@ def test_a_store_without_lists_has_statistics_without_lists(store):
 )
 def test_names_that_match_nothing_and_nothing_left_are_refused(store, skip, message):
     with pytest.raises(InputError, match=message):
-        without(open_store(store).schema, skip)
+        drop_features(open_store(store).schema, skip)
 
 
 def test_rows_of_ids_and_lists_are_mapped_by_table(store):
