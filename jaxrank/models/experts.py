@@ -38,7 +38,7 @@ class MultiGate(nn.Module):
     """Mixes the same experts for each task: sum_i g_k(x)_i f_i(x), g_k = softmax(x W_k): MMoE.
 
     tasks, experts: number of tasks and of experts.
-    hidden: widths of each expert, which is a `Tower`.
+    mlp_units: widths of each expert, which is a `Tower`.
     tower: makes a `Tower` of (widths, copies=, name=).
 
     Parameters: `experts`, the stacked towers; `gate`, see `Gates`.
@@ -56,7 +56,7 @@ class MultiGate(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
-        """Maps x f[B, in] to f[B, tasks, hidden[-1]]."""
+        """Maps x f[B, in] to f[B, tasks, mlp_units[-1]]."""
         experts = self.tower(self.mlp_units, copies=self.experts, name="experts")
         gates = Gates(self.tasks, self.experts, self.precision, name="gate")(x)
         return product(gates, experts(x, share, train=train), self.precision)
@@ -88,24 +88,25 @@ class Extraction(nn.Module):
 
     @nn.compact
     def __call__(
-        self, own: jax.Array, common: jax.Array, share: Share, *, train: bool
+        self, task_inputs: jax.Array, common: jax.Array, share: Share, *, train: bool
     ) -> tuple[jax.Array, jax.Array]:
         """Maps the inputs of tasks and of shared experts to those of the next level.
 
-        own: f[B, tasks, in], or f[B, in] for all tasks.
+        task_inputs: f[B, tasks, in], or f[B, in] for all tasks.
         common: f[B, in].
 
         Returns:
-            f[B, tasks, hidden[-1]] and f[B, hidden[-1]]. At the last level the second is `common`.
+            f[B, tasks, mlp_units[-1]] and f[B, mlp_units[-1]]. At the last level the second is
+            `common`.
         """
         count, precision = self.tasks * self.task_experts, self.precision
         task_experts = self.tower(self.mlp_units, copies=count, name="task_experts")
         shared_experts = self.tower(self.mlp_units, copies=self.experts, name="shared_experts")
-        private = task_experts(own, share, train=train)
+        private = task_experts(task_inputs, share, train=train)
         shared = shared_experts(common, share, train=train)
 
         seen = self.task_experts + self.experts
-        gates = Gates(self.tasks, seen, precision, name="task_gate")(own)
+        gates = Gates(self.tasks, seen, precision, name="task_gate")(task_inputs)
         task_gates, ours = jnp.split(gates, (self.task_experts,), axis=2)
         by_task = private.reshape(private.shape[0], self.tasks, self.task_experts, -1)
         mixed = product(task_gates[:, :, None, :], by_task, precision)[:, :, 0, :]
@@ -124,7 +125,7 @@ class ProgressiveExtraction(nn.Module):
     tasks: number of tasks.
     levels: number of levels, at least 1.
     experts, task_experts: number of shared experts, and of experts per task, on each level.
-    hidden: widths of each expert, which is a `Tower`.
+    mlp_units: widths of each expert, which is a `Tower`.
     tower: makes a `Tower` of (widths, copies=, name=).
 
     Parameters: `level_l`, see `Extraction`.
@@ -143,7 +144,7 @@ class ProgressiveExtraction(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
-        """Maps x f[B, in] to f[B, tasks, hidden[-1]]."""
+        """Maps x f[B, in] to f[B, tasks, mlp_units[-1]]."""
         private, common = x, x
         for level in range(self.levels):
             extraction = Extraction(

@@ -155,7 +155,7 @@ class Inputs:
         self.names, self._dense, self._reads, self.share = names, dense, tuple(reads), share
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         dense: Mapping[str, jax.Array],
         vectors: Mapping[str, jax.Array],
@@ -165,7 +165,7 @@ class Inputs:
 
         >>> import numpy as np
         >>> floats = np.ones(2, np.float32)
-        >>> inputs = Inputs.of({"age": floats}, {"user": np.ones((2, 4), np.float32)})
+        >>> inputs = Inputs.from_arrays({"age": floats}, {"user": np.ones((2, 4), np.float32)})
         >>> inputs.features.shape
         (2, 5)
         """

@@ -127,7 +127,7 @@ class Tower(nn.Module):
     them and updates its running statistics (collection `batch_stats`). Otherwise it uses the
     running statistics. Examples of weight 0 do not count.
 
-    hidden: widths of the layers. Without layers the tower returns its input.
+    mlp_units: widths of the layers. Without layers the tower returns its input.
     activation: one of ACTIVATIONS.
     norm: "none", "batch" (Ioffe and Szegedy 2015) or "layer" (Ba et al. 2016).
     dropout: fraction of units set to 0 in training. The others are scaled up to compensate.
@@ -148,7 +148,7 @@ class Tower(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
-        """Maps x f[B, in] to f[B, hidden[-1]], or with copies to f[B, copies, hidden[-1]]."""
+        """Maps x f[B, in] to f[B, mlp_units[-1]], or with copies to f[B, copies, mlp_units[-1]]."""
         is_relu_layer = self.norm == "none" and self.activation == "relu"
         for layer, width in enumerate(self.mlp_units):
             # Batch norm subtracts a constant bias: its gradient would be rounding error only, which

@@ -20,7 +20,7 @@ def inputs(dims=(DIM, DIM)):
         return rng.normal(size=(ROWS, *shape)).astype(np.float32)
 
     mask = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], bool)
-    return Inputs.of(
+    return Inputs.from_arrays(
         {"x": normal(), "y": normal()},
         {"a": normal(dims[0]), "b": normal(2, dims[1])},
         {"s": (normal(3, DIM), mask)},
@@ -59,7 +59,7 @@ def test_logits_are_weights_and_products_of_all_pairs():
 
 
 def test_a_table_of_as_many_numbers_as_tasks_is_a_linear_model():
-    arguments = Inputs.of({}, {"a": jnp.ones((ROWS, TASKS))})
+    arguments = Inputs.from_arrays({}, {"a": jnp.ones((ROWS, TASKS))})
     params, _ = build().init(jax.random.key(0), arguments)
     assert set(params) == {"bias"}
     logits, _ = build(scales={"a": 3.0}).apply(params, {}, arguments, train=False)

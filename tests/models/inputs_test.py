@@ -116,7 +116,7 @@ def test_inputs_pass_through_programs_and_have_shapes():
     assert shapes.all_dense.shape == (1, 2)
     expected, result = (jax.tree.leaves(x.zeros()) for x in (model_inputs(LAYOUT), shapes))
     assert list(map(np.shape, result)) == list(map(np.shape, expected))
-    by_name = Inputs.of(inputs.dense, inputs.vectors, inputs.sequences)
+    by_name = Inputs.from_arrays(inputs.dense, inputs.vectors, inputs.sequences)
     np.testing.assert_array_equal(by_name.features, inputs.features)
 
 
@@ -148,7 +148,7 @@ def test_the_ranker_reports_each_axis_that_grows_with_its_inputs(config):
 
     def inputs(dense, vectors, sequences):
         zeros = np.zeros
-        return Inputs.of(
+        return Inputs.from_arrays(
             {name: zeros(1, np.float32) for name in dense},
             {name: zeros((1, dim), np.float32) for name, dim in vectors.items()},
             {

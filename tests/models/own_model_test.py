@@ -160,7 +160,7 @@ def test_a_model_that_gives_no_logit_for_each_task_is_rejected(folder):
         def __call__(self, inputs, train):
             return inputs.all_dense[:, :1]
 
-    inputs = Inputs.of({"f": np.ones(3, np.float32)}, {})
+    inputs = Inputs.from_arrays({"f": np.ones(3, np.float32)}, {})
     with pytest.raises(InputError, match=r"Wrong must return .*\[3, 2\]: found \[3, 1\]"):
         jax.eval_shape(lambda: from_flax(Wrong(tasks=2)).apply({}, {}, inputs, train=False))
 
