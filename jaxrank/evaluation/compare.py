@@ -197,7 +197,7 @@ def _sliced(
     """Compares the runs on each value of a column, in descending order of rows."""
     members = groups.members()
     values = []
-    for i in slices.by_size(members)[:_MOST_SLICES]:
+    for i in slices.sort_by_size(members)[:_MOST_SLICES]:
         metrics, differences = _compared(scored, tasks, members[i])
         values.append(
             {

@@ -165,7 +165,7 @@ def evaluate(
         metrics[task.name] = exact.exact(logits, labels, weight, task.kind)
         buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
         histograms[task.name] = score_histogram(logits, labels, weight, task.kind)
-    sliced = slices.by_group(groups, tasks, *scored) if groups else None
+    sliced = slices.group_metrics(groups, tasks, *scored) if groups else None
     seconds = time.perf_counter() - start
     return Scores(metrics, buckets, histograms, split.rows, seconds, sliced)
 

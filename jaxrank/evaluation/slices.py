@@ -53,7 +53,7 @@ class Groups(NamedTuple):
         return np.split(order, np.cumsum(counts)[:-1])
 
 
-def by_size(members: Sequence[np.ndarray]) -> list[int]:
+def sort_by_size(members: Sequence[np.ndarray]) -> list[int]:
     """Returns the indices of groups in descending order of examples, without empty groups.
 
     Groups of equal size keep their order.
@@ -122,7 +122,7 @@ def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
         ) from error
 
 
-def by_group(
+def group_metrics(
     groups: Groups,
     tasks: Sequence[Task],
     logits: np.ndarray,
@@ -147,7 +147,7 @@ def by_group(
         }
         for value, of in zip(groups.values, members, strict=True)
     ]
-    order = by_size(members)
+    order = sort_by_size(members)
     for i in order[:_MOST_ERRORS]:
         of = members[i]
         values[i]["errors"] = {

@@ -55,7 +55,7 @@ def test_the_mean_auc_weighs_values_by_their_examples():
     labels = np.float32([[1], [0], [1], [0], [0], [1]])
     logits = np.float32([[2], [1], [0], [1], [-1], [3]])
     weights = np.float32([[1], [1], [2], [1], [1], [9]])
-    result = slices.by_group(groups, [Task("click")], logits, labels, weights)
+    result = slices.group_metrics(groups, [Task("click")], logits, labels, weights)
     # a: 1.0 with weight 2; b: 0.5 with weight 4; c has no AUC.
     assert result.gauc == {"click": pytest.approx((2 * 1.0 + 4 * 0.5) / 6)}
     assert [e["value"] for e in result.values] == ["b", "a", "c"]
