@@ -4,7 +4,7 @@
 
 Both train the model of `data.py` in turn, in one process, on the same batches in memory. Prints the
 ratio of the rates of each round by wall time and by CPU time, which other programs disturb less,
-the medians and the memory of the workers' slots.
+the medians and the memory of the batches in flight.
 """
 
 import argparse
@@ -44,18 +44,18 @@ def asynchronous(job: Any, batches: list[Any], workers: int) -> Iterator[None]:
 
     program, size = AsynchronousSteps(job.program, workers), job.steps_per_execution
     state = job.program.init()
-    slots = program.empty(state, batches[0])
+    in_flight = program.empty(state, batches[0])
     for first in range(0, workers, size):
         pulls = np.int32(min(size, workers - first))
-        slots = program.fill(state, slots, batches[0], np.int32(first), np.int32(0), pulls)
-    used = sum(x.nbytes for x in jax.tree.leaves(slots))
-    print(f"slots of {workers} workers: {used / 2**20:,.0f} MiB", flush=True)
+        in_flight = program.fill(state, in_flight, batches[0], np.int32(first), np.int32(0), pulls)
+    used = sum(x.nbytes for x in jax.tree.leaves(in_flight))
+    print(f"batches in flight of {workers} workers: {used / 2**20:,.0f} MiB", flush=True)
     order = worker_order(0, workers, _PUSHES // size * size)
     parts = [x.reshape(-1, size) for x in places(order, workers)]
     turns = zip(itertools.cycle(batches), *parts, strict=False)
     for batch, read, write in turns:
-        state, slots, metrics = program.train(
-            state, slots, batch, read, write, np.int32(0), np.int32(size)
+        state, in_flight, metrics = program.train(
+            state, in_flight, batch, read, write, np.int32(0), np.int32(size)
         )
         jax.block_until_ready(metrics)
         yield

@@ -51,7 +51,7 @@ def runs(context: Context) -> Runs:
 
     def add(cases: Sequence[Case], seeds: Iterable[int]) -> Any:
         pairs = [(case, seed) for seed in seeds for case in cases]
-        done = yield [specs.of(*pair) for pair in pairs]
+        done = yield [specs.run_spec(*pair) for pair in pairs]
         for (case, _), result in zip(pairs, done, strict=True):
             results.setdefault(case, []).append(result)
 
@@ -76,7 +76,7 @@ def runs(context: Context) -> Runs:
         table,
         _panels(results, names, rule, options.base),
         _conclusion(results, base, names[0], rule, options),
-        override_flags(specs.overrides_of(_best(results, max(options.batch_sizes)))),
+        override_flags(specs.overrides(_best(results, max(options.batch_sizes)))),
     )
 
 

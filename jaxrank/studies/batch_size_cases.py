@@ -103,17 +103,17 @@ class Specs:
             "async" if workers else "sync", self._overrides(case), *training_kind(workers, 0)
         )
 
-    def of(self, case: Case, seed: int) -> RunSpec:
+    def run_spec(self, case: Case, seed: int) -> RunSpec:
         point = self.points["async" if case.workers else "sync"]
         overrides = self._overrides(case)
         overrides |= tuning.rates(self.tuned_config, point, self._options.tune_factor)
         overrides["seed"] = self._config.seed + seed
         return RunSpec(f"{case.name}-seed{seed}", overrides, *training_kind(case.workers, seed))
 
-    def overrides_of(self, case: Case) -> dict[str, Any]:
+    def overrides(self, case: Case) -> dict[str, Any]:
         """Returns what sets a case for the user: without lengths and intervals."""
         kept = ("batch_size", "ema_decay", "optim")
-        return {k: v for k, v in self.of(case, 0).overrides.items() if k.startswith(kept)}
+        return {k: v for k, v in self.run_spec(case, 0).overrides.items() if k.startswith(kept)}
 
     def _overrides(self, case: Case) -> dict[str, Any]:
         steps, execution = self.steps(case.batch), self._execution(case.batch)

@@ -150,7 +150,7 @@ class _Specs:
         self.resolved = config_files.flatten(chosen["config"])
         self.examples = options.examples or chosen["num_steps"] * self.resolved["batch_size"]
 
-    def of(self, name: str, fraction: float, seed: int) -> RunSpec:
+    def run_spec(self, name: str, fraction: float, seed: int) -> RunSpec:
         point = self.points.get(name, {})
         batch = point.get("batch_size", self.resolved["batch_size"])
         execution = point.get("steps_per_execution", self.config.steps_per_execution)
@@ -169,7 +169,7 @@ def _is_count(value: Any) -> bool:
 
 def _execute(of_round: Round, names: Sequence[str], specs: _Specs) -> Any:
     pairs = [(name, seed) for seed in of_round.seeds for name in names]
-    results = yield [specs.of(name, of_round.fraction, seed) for name, seed in pairs]
+    results = yield [specs.run_spec(name, of_round.fraction, seed) for name, seed in pairs]
     for (name, _), result in zip(pairs, results, strict=True):
         of_round.results.setdefault(name, []).append(result)
 

@@ -138,21 +138,21 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
     assert max(staleness) > 2
 
     stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches)
-    slots = asynchronous.empty(state, stacked)
-    slots = asynchronous.fill(state, slots, stacked, 0, 0, workers)
+    in_flight = asynchronous.empty(state, stacked)
+    in_flight = asynchronous.fill(state, in_flight, stacked, 0, 0, workers)
     by_event = [np.pad(of_pushes, (workers, 0)) for of_pushes in places(order, workers)]
     read_write = [of_events[:steps] for of_events in by_event]
     limits = np.int32(workers), np.int32(steps)
-    inputs = state, slots, stacked, *read_write, *limits
+    inputs = state, in_flight, stacked, *read_write, *limits
     train = asynchronous.train.lower(*inputs).compile()
     copied = set(re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", train.as_text()))
-    waiting = {",".join(map(str, x.shape)) for x in jax.tree.leaves(slots.batch) if x.size}
+    waiting = {",".join(map(str, x.shape)) for x in jax.tree.leaves(in_flight.batch) if x.size}
     assert not copied & waiting, copied & waiting  # of all workers in every step
-    state, slots, (_, actual) = train(*inputs)
+    state, in_flight, (_, actual) = train(*inputs)
     assert list(actual[workers:]) == staleness[: steps - workers]
     read_write = [np.resize(of_events[steps:], steps) for of_events in by_event]
     limits = np.int32(0), np.int32(workers)
-    state, _, (_, actual) = train(state, slots, stacked, *read_write, *limits)
+    state, _, (_, actual) = train(state, in_flight, stacked, *read_write, *limits)
     assert list(actual[:workers]) == staleness[-workers:]
 
     layers = state.params

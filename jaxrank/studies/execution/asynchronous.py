@@ -29,7 +29,7 @@ from jaxrank.features import Batch
 from jaxrank.program import CompiledSteps
 
 
-class Slots(NamedTuple):
+class InFlight(NamedTuple):
     """Pulled values and the batch of each worker, in W + 1 places along a leading axis.
 
     One place is free. A pull writes there, not to the place that its push reads: otherwise XLA
@@ -69,15 +69,15 @@ def places(order: np.ndarray, workers: int) -> tuple[np.ndarray, np.ndarray]:
 class AsynchronousSteps:
     """The programs of asynchronous training with the step of `CompiledSteps`.
 
-    fill: (state, slots, batches [K, ...], first worker, start, stop) -> slots. Workers pull for the
-        batches from `start` to `stop`, without a push.
-    train: (state, slots, batches [K, ...], read i32[K], write i32[K], start, stop) -> (state,
-        slots, (StepMetrics, staleness i32[K])). For each batch from `start` to `stop`, the worker
-        in place `read` pushes and then pulls for that batch into place `write`; see `places`. Other
-        metrics are undefined.
+    fill: (state, in_flight, batches [K, ...], first worker, start, stop) -> in_flight. Workers pull
+        for the batches from `start` to `stop`, without a push.
+    train: (state, in_flight, batches [K, ...], read i32[K], write i32[K], start, stop) -> (state,
+        in_flight, (StepMetrics, staleness i32[K])). For each batch from `start` to `stop`, the
+        worker in place `read` pushes and then pulls for that batch into place `write`; see
+        `places`. Other metrics are undefined.
     average: (state, skipped bool[K], count) -> state; see `step.averaged`.
 
-    State and slots are donated.
+    `state` and `in_flight` are donated.
 
     Raises:
         InputError: the mesh has several devices.
@@ -102,12 +102,12 @@ class AsynchronousSteps:
             on_device(functools.partial(steps.averaged, self._step_spec)), donate_argnums=0
         )
 
-    def empty(self, state: steps.TrainState, batches: Batch) -> Slots:
-        """Returns slots of zeros, for batches with a leading axis of steps."""
+    def empty(self, state: steps.TrainState, batches: Batch) -> InFlight:
+        """Returns an `InFlight` of zeros, for batches with a leading axis of steps."""
 
-        def pulled(state: steps.TrainState, batches: Batch) -> Slots:
-            batch = _at(batches, 0)
-            return Slots(self._pull(state, batch), batch)
+        def pulled(state: steps.TrainState, batches: Batch) -> InFlight:
+            batch = _take(batches, 0)
+            return InFlight(self._pull(state, batch), batch)
 
         on_device = jax.shard_map(
             pulled, mesh=self._program.mesh, in_specs=P(), out_specs=P(), check_vma=False
@@ -125,22 +125,22 @@ class AsynchronousSteps:
     def _fill(
         self,
         state: steps.TrainState,
-        slots: Slots,
+        in_flight: InFlight,
         batches: Batch,
         first: jax.Array,
         start: jax.Array,
         stop: jax.Array,
-    ) -> Slots:
-        def body(i: Any, slots: Slots) -> Slots:
-            batch = _at(batches, i)
-            return _put(slots, first + i - start, Slots(self._pull(state, batch), batch))
+    ) -> InFlight:
+        def body(i: Any, in_flight: InFlight) -> InFlight:
+            batch = _take(batches, i)
+            return _put(in_flight, first + i - start, InFlight(self._pull(state, batch), batch))
 
-        return jax.lax.fori_loop(start, stop, body, slots)
+        return jax.lax.fori_loop(start, stop, body, in_flight)
 
     def _train(
         self,
         state: steps.TrainState,
-        slots: Slots,
+        in_flight: InFlight,
         batches: Batch,
         read: jax.Array,
         write: jax.Array,
@@ -148,27 +148,27 @@ class AsynchronousSteps:
         stop: jax.Array,
     ) -> Any:
         def body(i: Any, carry: Any) -> Any:
-            state, slots, metrics = carry
-            batch = _at(batches, i)
-            waiting = _put(slots.batch, write[i], batch)
-            slot = Slots(_at(slots.pulled, read[i]), _at(waiting, read[i]))
-            state, values = self._pushed(state, slot)
-            pulled = _put(slots.pulled, write[i], self._pull(state, batch))
-            return state, Slots(pulled, waiting), _put(metrics, i, values)
+            state, in_flight, metrics = carry
+            batch = _take(batches, i)
+            waiting = _put(in_flight.batch, write[i], batch)
+            worker = InFlight(_take(in_flight.pulled, read[i]), _take(waiting, read[i]))
+            state, values = self._pushed(state, worker)
+            pulled = _put(in_flight.pulled, write[i], self._pull(state, batch))
+            return state, InFlight(pulled, waiting), _put(metrics, i, values)
 
-        shapes = jax.eval_shape(lambda s, w: self._pushed(s, _at(w, 0))[1], state, slots)
+        shapes = jax.eval_shape(lambda s, w: self._pushed(s, _take(w, 0))[1], state, in_flight)
         metrics = jax.tree.map(lambda x: jnp.zeros((*read.shape, *x.shape), x.dtype), shapes)
-        return jax.lax.fori_loop(start, stop, body, (state, slots, metrics))
+        return jax.lax.fori_loop(start, stop, body, (state, in_flight, metrics))
 
-    def _pushed(self, state: steps.TrainState, slot: Slots) -> tuple[steps.TrainState, Any]:
+    def _pushed(self, state: steps.TrainState, worker: InFlight) -> tuple[steps.TrainState, Any]:
         """Returns the state after a push, and its metrics with its staleness."""
-        routes = self._step_spec.embedding.route(slot.batch)
-        gradients = steps.compute_gradients(self._step_spec, slot.pulled, slot.batch)
-        new, metrics = steps.push(self._step_spec, state, routes, slot.batch, gradients, {})
-        return new, (metrics, state.step - slot.pulled.step)
+        routes = self._step_spec.embedding.route(worker.batch)
+        gradients = steps.compute_gradients(self._step_spec, worker.pulled, worker.batch)
+        new, metrics = steps.push(self._step_spec, state, routes, worker.batch, gradients, {})
+        return new, (metrics, state.step - worker.pulled.step)
 
 
-def _at(tree: Any, index: Any) -> Any:
+def _take(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
 
 

@@ -104,25 +104,25 @@ class _Pushes:
         self._pending: Any = None
 
     def run(self, state: TrainState, feed: Iterator[Batch]) -> TrainState:
-        size, batches, slots = self._run.steps_per_execution, None, None
+        size, batches, in_flight = self._run.steps_per_execution, None, None
         skipped = pushed = 0
         for first in range(0, self.num_steps + self._workers, size):
             if first < self.num_steps:
                 batches = next(feed)
             assert batches is not None
-            slots = slots or self._steps.empty(state, batches)
+            in_flight = in_flight or self._steps.empty(state, batches)
             pulls = max(0, min(self._workers - first, size))
             if pulls:
-                slots = self._steps.fill(
-                    state, slots, batches, np.int32(first), np.int32(0), np.int32(pulls)
+                in_flight = self._steps.fill(
+                    state, in_flight, batches, np.int32(first), np.int32(0), np.int32(pulls)
                 )
             for start, stop in self._parts(first, pulls, size):
                 push = first + start - self._workers
                 read_write = np.zeros((2, size), np.int32)
                 for i, of_pushes in enumerate(self._places):
                     read_write[i, start:stop] = of_pushes[push : push + stop - start]
-                state, slots, metrics = self._steps.train(
-                    state, slots, batches, *read_write, np.int32(start), np.int32(stop)
+                state, in_flight, metrics = self._steps.train(
+                    state, in_flight, batches, *read_write, np.int32(start), np.int32(stop)
                 )
                 self._read_later(push, start, stop, metrics)
                 skipped = skipped + metrics[0].skipped.sum()
