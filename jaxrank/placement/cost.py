@@ -52,7 +52,7 @@ class PlacementCost(NamedTuple):
         return {name: n / self.ids[name] for name, n in self.partition.capacities.items()}
 
     @property
-    def over(self) -> int:
+    def excess_bytes(self) -> int:
         """Bytes by which a device exceeds its memory, or 0."""
         return max(0, self.bytes.total - self.machine.memory)
 

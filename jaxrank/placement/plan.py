@@ -98,7 +98,7 @@ def plan(
         row_bytes={
             t.name: budget.row_bytes(planner.row_optimizer, t.dim) for t in cost.plan.tables
         },
-        change=_smallest_change(planner, cost, flag) if cost.over else "",
+        change=_smallest_change(planner, cost, flag) if cost.excess_bytes else "",
         warnings=(*cost.plan.warnings, *_warnings(cost, replayed, data.traffic, size)),
     )
 
@@ -157,20 +157,20 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
 
 
 def _warnings(
-    cost: PlacementCost, found: Replay, sample: traffic.Traffic, batch_size: int
+    cost: PlacementCost, replayed: Replay, sample: traffic.Traffic, batch_size: int
 ) -> Iterator[str]:
     machine = cost.machine
-    if not cost.over and cost.bytes.total > MOST_FILLED * machine.memory:
+    if not cost.excess_bytes and cost.bytes.total > MOST_FILLED * machine.memory:
         yield (
             f"a device needs {cost.bytes.total / machine.memory:.0%} of its memory, not counting"
             " the compiler adds. It may not fit."
         )
-    if found.imbalance > MOST_IMBALANCE:
+    if replayed.imbalance > MOST_IMBALANCE:
         yield (
-            f"the busiest device serves {found.imbalance:.3f} times the mean, and each step"
+            f"the busiest device serves {replayed.imbalance:.3f} times the mean, and each step"
             " waits for it. Increase batch_size to reduce the imbalance."
         )
-    for name, rounds in found.rounds.items():
+    for name, rounds in replayed.rounds.items():
         if rounds > 1:
             yield (
                 f"the exchange of {name} takes {rounds:.2f} rounds per step: its buffers are too"
@@ -191,7 +191,7 @@ def _smallest_change(planner: PlacementPlanner, cost: PlacementCost, flag: str) 
             other = planner.cost(machine, placement_of)
         except InputError:  # for example, the batch does not divide over the devices
             continue
-        if not other.over:
+        if not other.excess_bytes:
             needed = format_bytes(other.bytes.total)
             return f"The smallest change that fits: {text} ({needed} per device)."
     return "Neither other placements nor more devices make it fit."

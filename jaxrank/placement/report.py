@@ -61,7 +61,9 @@ def _memory(planned: PlanReport) -> list[str]:
     lines = ["memory of each device"]
     lines += [f"  {name:<14}{format_bytes(count):>12}" for name, count in kinds]
     share = f"{cost.bytes.total / cost.machine.memory:.1%}"
-    fits = f"does not fit: {format_bytes(cost.over)} too much" if cost.over else "fits"
+    fits = (
+        f"does not fit: {format_bytes(cost.excess_bytes)} too much" if cost.excess_bytes else "fits"
+    )
     lines.append(f"  {fits}; {share} of {format_bytes(cost.machine.memory)}")
     return lines
 
@@ -101,8 +103,8 @@ def to_json(planned: PlanReport) -> dict[str, Any]:
         "topology": cost.machine.name,
         "replicas": cost.machine.replicas,
         "batch_size": planned.batch_size,
-        "fits": not cost.over,
-        "over_bytes": cost.over,
+        "fits": not cost.excess_bytes,
+        "over_bytes": cost.excess_bytes,
         "memory_bytes": cost.machine.memory,
         "bytes_per_device": [cost.bytes.total] * cost.machine.devices,
         "bytes_by_kind": cost.bytes,
@@ -133,7 +135,7 @@ def draw(planned: PlanReport, path: str) -> None:
         cost.machine.memory,
         replay.lookups,
         path,
-        fits=not cost.over,
+        fits=not cost.excess_bytes,
         imbalance=replay.imbalance,
         even=MOST_IMBALANCE,
     )
