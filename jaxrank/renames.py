@@ -64,11 +64,11 @@ def config(tree: Mapping[str, Any]) -> dict[str, Any]:
     Fields of other models than `ranker`, and of other sources than `synthetic`, were not renamed.
     """
     tree = _renamed(tree, FIELDS[""])
-    tree = _within(tree, "features", features)
-    tree = _within(tree, "eval", lambda part: _renamed(part, FIELDS["eval"]))
-    tree = _within(tree, "source", source)
-    tree = _within(tree, "model", _model)
-    return _within(tree, "optim", _optim)
+    tree = _change_part(tree, "features", features)
+    tree = _change_part(tree, "eval", lambda part: _renamed(part, FIELDS["eval"]))
+    tree = _change_part(tree, "source", source)
+    tree = _change_part(tree, "model", _model)
+    return _change_part(tree, "optim", _optim)
 
 
 def features(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,28 +84,28 @@ def source(tree: Mapping[str, Any]) -> dict[str, Any]:
 def statistics(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the statistics of a split under the new names."""
     tree = _renamed(tree, _KINDS)
-    tree = _within(tree, "mergeable", features)
+    tree = _change_part(tree, "mergeable", features)
 
     def tasks(part: Mapping[str, Any]) -> dict[str, Any]:
         return {k: _renamed(v, _TASK) if isinstance(v, Mapping) else v for k, v in part.items()}
 
-    return _within(tree, "tasks", tasks)
+    return _change_part(tree, "tasks", tasks)
 
 
 def manifest(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the manifest of a store under the new names."""
 
     def spec(part: Mapping[str, Any]) -> dict[str, Any]:
-        return _within(_within(part, "features", features), "source", source)
+        return _change_part(_change_part(part, "features", features), "source", source)
 
     def splits(part: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: _within(part, name, split)[name] for name in part}
+        return {name: _change_part(part, name, split)[name] for name in part}
 
     def split(part: Mapping[str, Any]) -> dict[str, Any]:
-        return _within(part, "statistics", statistics)
+        return _change_part(part, "statistics", statistics)
 
-    tree = _within(_within(tree, "schema", features), "spec", spec)
-    return _within(tree, "splits", splits)
+    tree = _change_part(_change_part(tree, "schema", features), "spec", spec)
+    return _change_part(tree, "splits", splits)
 
 
 def placement(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _optim(tree: Mapping[str, Any]) -> dict[str, Any]:
     for section in ("dense", "tables"):
-        tree = _within(tree, section, lambda part: _renamed(part, _RATES))
+        tree = _change_part(tree, section, lambda part: _renamed(part, _RATES))
     return dict(tree)
 
 
@@ -132,7 +132,7 @@ def _renamed(tree: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     return {names.get(key, key): value for key, value in tree.items()}
 
 
-def _within(
+def _change_part(
     tree: Mapping[str, Any], key: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
     """The tree with its part `key` changed, if that is a tree too."""

@@ -378,7 +378,7 @@ def push(
         dropped=gradients.dropped,
         skipped=skipped,
         exchange=jax.tree.map(
-            _over_devices, exchange_stats, is_leaf=lambda x: isinstance(x, ExchangeStats)
+            _total_exchange, exchange_stats, is_leaf=lambda x: isinstance(x, ExchangeStats)
         ),
     )
     layers = optax.apply_updates(state.params, updates), gradients.model_state, opt_state
@@ -533,7 +533,7 @@ def _learned_weights(step_spec: StepSpec, params: Any) -> jax.Array:
     return jnp.asarray(step_spec.task_weights) * jnp.exp(-params[LOG_VARIANCES])
 
 
-def _over_devices(stats: ExchangeStats) -> ExchangeMetrics:
+def _total_exchange(stats: ExchangeStats) -> ExchangeMetrics:
     return ExchangeMetrics(
         rounds=stats.rounds,
         unique=jax.lax.psum(stats.unique, meshes.EXAMPLES),

@@ -82,7 +82,7 @@ class _Training(NamedTuple):
     earlier: Any
     opt_state: Any
     slots: dict[str, dict[str, Any]]
-    rate_factor: Any
+    rate_factor: Any  # `TrainState.lr_multiplier`, under the name that stored checkpoints have
     trained: Any
 
 
@@ -129,7 +129,7 @@ def _older_weights(fields: tuple[str, ...]) -> Any:
     return collections.namedtuple("_OlderWeights", [f for f in Weights._fields if f not in fields])
 
 
-def without(tree: Any, fields: tuple[str, ...]) -> Any:
+def drop_fields(tree: Any, fields: tuple[str, ...]) -> Any:
     """Returns a tree with `Weights` of an earlier version, which lack these fields."""
     older = _older_weights(fields)
 
@@ -141,7 +141,7 @@ def without(tree: Any, fields: tuple[str, ...]) -> Any:
 
 
 def _add_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
-    """Inverts `without`: adds arrays of default values with the shardings of `like`."""
+    """Inverts `drop_fields`: adds arrays of default values with the shardings of `like`."""
     older = _older_weights(fields)
 
     def filled(field: str, shape: Any) -> jax.Array:
@@ -433,7 +433,9 @@ class Checkpoints:
         """Restores parts of a checkpoint into their trees of shapes, and compares the checksums."""
         names = {path.removeprefix(".") for path in record["checksums"]["weights"]}
         fields = lacking(names)
-        older = {name: without(tree, fields) for name, tree in parts.items()} if fields else parts
+        older = (
+            {name: drop_fields(tree, fields) for name, tree in parts.items()} if fields else parts
+        )
         restored = self._restored(step, **older)
         self._compare(step, record, **restored)
         if not fields:

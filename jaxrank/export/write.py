@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from jaxrank import json_files
 from jaxrank.base_rates import neutral
 from jaxrank.build import model_fields, task_parents
-from jaxrank.checkpoints.manager import Checkpoints, lacking, without
+from jaxrank.checkpoints.manager import Checkpoints, drop_fields, lacking
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.config_files import to_plain
 from jaxrank.data.files import check_parent, is_local
@@ -103,7 +103,7 @@ def open_source(workdir: str, checkpoint: str, data: str) -> Source:
     with checkpoints.deletion_as_input_error(step):
         shapes = run.weights_shape()
         fields = lacking(stored.names)
-        other = stored.unlike(without(shapes, fields) if fields else shapes)
+        other = stored.unlike(drop_fields(shapes, fields) if fields else shapes)
     if other:
         raise InputError(
             f"{saved}: arrays must match the model of the config:\n  " + "\n  ".join(other)

@@ -63,7 +63,7 @@ class _Axis:
         value = math.log10(value) if self.is_log else value
         return (value - self._low) / ((self._high - self._low) or 1.0)
 
-    def at(self, value: float) -> float:
+    def pixel(self, value: float) -> float:
         """Returns the pixel of a value. Values beyond the ends are at the ends."""
         if self.is_log and value <= 0:
             return self._start
@@ -115,7 +115,7 @@ def lines(
 def _line(series: Series, x: _Axis, y: _Axis) -> Markup:
     values = [np.asarray(v, np.float64) for v in (series.x, series.y)]
     shown = np.isfinite(values[0]) & np.isfinite(values[1])
-    points = [(x.at(a), y.at(b)) for a, b in zip(*(v[shown] for v in values), strict=True)]
+    points = [(x.pixel(a), y.pixel(b)) for a, b in zip(*(v[shown] for v in values), strict=True)]
     parts = []
     if len(points) > 1:
         style = {"stroke_opacity": "0.45"} if series.faint else {}
@@ -135,7 +135,7 @@ def _line(series: Series, x: _Axis, y: _Axis) -> Markup:
             points, values[1][shown], np.asarray(series.errors, np.float64)[shown], strict=True
         ):
             if math.isfinite(error):
-                ends = {"y1": y.at(value - error), "y2": y.at(value + error)}
+                ends = {"y1": y.pixel(value - error), "y2": y.pixel(value + error)}
                 parts.append(tag("line", x1=at, x2=at, stroke=series.color, **ends))
     if not series.dashed and (not series.faint or len(points) == 1):
         parts += [tag("circle", cx=a, cy=b, r="2.6", fill=series.color) for a, b in points]
@@ -162,10 +162,10 @@ def histogram(
     y = _Axis(np.concatenate([[0.0], *shares]), _HEIGHT - _BOTTOM, _TOP, False)
     parts = [_frame(x, y, x_label, "share of the weight", text)]
     for share, (_, _, color) in zip(shares, heights, strict=True):
-        outline = [(x.at(edges[0]), y.at(0))]
+        outline = [(x.pixel(edges[0]), y.pixel(0))]
         for left, right, value in zip(edges[:-1], edges[1:], share, strict=True):
-            outline += [(x.at(left), y.at(value)), (x.at(right), y.at(value))]
-        outline.append((x.at(edges[-1]), y.at(0)))
+            outline += [(x.pixel(left), y.pixel(value)), (x.pixel(right), y.pixel(value))]
+        outline.append((x.pixel(edges[-1]), y.pixel(0)))
         points = " ".join(f"{a:g},{b:g}" for a, b in outline)
         parts.append(tag("polygon", points=points, fill=color, fill_opacity="0.3", stroke=color))
     legend = [Series(name, (), (), color) for name, _, color in heights]
@@ -176,11 +176,11 @@ def _frame(x: _Axis, y: _Axis, x_label: str, y_label: str, text: Callable[[float
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     parts = []
     for value in x.ticks:
-        at = x.at(value)
+        at = x.pixel(value)
         parts.append(tag("line", x1=at, x2=at, y1=_TOP, y2=bottom, class_="grid"))
         parts.append(tag("text", text(value), x=at, y=bottom + 16, text_anchor="middle"))
     for value in y.ticks:
-        at = y.at(value)
+        at = y.pixel(value)
         parts.append(tag("line", x1=_LEFT, x2=right, y1=at, y2=at, class_="grid"))
         parts.append(tag("text", _short(value), x=_LEFT - 6, y=at + 4, text_anchor="end"))
     middle = (_LEFT + right) / 2
@@ -216,12 +216,12 @@ def whisker(value: float, error: float, low: float, high: float, mark: float) ->
         mark: a value to compare with, a vertical line.
     """
     axis = _Axis(np.array([low, high]), 4, 136, False)
-    parts = [tag("line", x1=axis.at(mark), x2=axis.at(mark), y1=1, y2=15, class_="grid")]
+    parts = [tag("line", x1=axis.pixel(mark), x2=axis.pixel(mark), y1=1, y2=15, class_="grid")]
     if math.isfinite(value):
         half = Z * error if math.isfinite(error) else 0.0
-        ends = {"x1": axis.at(value - half), "x2": axis.at(value + half)}
+        ends = {"x1": axis.pixel(value - half), "x2": axis.pixel(value + half)}
         parts.append(tag("line", y1=8, y2=8, stroke=COLORS[0], stroke_width="2", **ends))
-        parts.append(tag("circle", cx=axis.at(value), cy=8, r="3.4", fill=COLORS[0]))
+        parts.append(tag("circle", cx=axis.pixel(value), cy=8, r="3.4", fill=COLORS[0]))
     return tag("svg", *parts, viewBox="0 0 140 16", class_="whisker", role="presentation")
 
 

@@ -30,7 +30,7 @@ class DevicePrefetcher:
     def __init__(self, batches: Iterator[Any], put: Callable[[Any], Any], ahead: int = AHEAD):
         self._batches, self._put = batches, put
         self._thread = ThreadPoolExecutor(1, "feed")
-        self._made: deque[Future[Any]] = deque(
+        self._pending: deque[Future[Any]] = deque(
             self._thread.submit(self._make) for _ in range(ahead)
         )
 
@@ -41,15 +41,15 @@ class DevicePrefetcher:
         return self
 
     def __next__(self) -> Any:
-        batch = self._made.popleft().result()
-        self._made.append(self._thread.submit(self._make))
+        batch = self._pending.popleft().result()
+        self._pending.append(self._thread.submit(self._make))
         return batch
 
     def wait(self, seconds: float) -> bool:
         """Waits up to `seconds` and returns True if the next batch, or its exception, is ready."""
-        return bool(wait([self._made[0]], seconds).done)
+        return bool(wait([self._pending[0]], seconds).done)
 
     def close(self) -> None:
         """Waits until the thread has ended. Batches that were not requested are dropped."""
         self._thread.shutdown(cancel_futures=True)
-        self._made.clear()
+        self._pending.clear()

@@ -147,7 +147,7 @@ def together() -> Iterator[None]:
         raise failure
 
 
-def _rounds(done: threading.Event, mine: list[Any]) -> list[list[Any]]:
+def _rounds(done: threading.Event, status: list[Any]) -> list[list[Any]]:
     """Returns the status and the message of every process when all are done.
 
     Until then, they exchange every minute that some are busy. A single exchange cannot last as long
@@ -156,7 +156,7 @@ def _rounds(done: threading.Event, mine: list[Any]) -> list[list[Any]]:
     while True:
         working = not done.wait(_ROUND)
         statuses = [
-            json.loads(text) for text in _gather(json_files.to_text(None if working else mine))
+            json.loads(text) for text in _gather(json_files.to_text(None if working else status))
         ]
         if None not in statuses:
             return statuses

@@ -38,7 +38,7 @@ class LossSpikeDetector:
         spikes._variance = state["variance"]
         return spikes
 
-    def above(self, loss: float) -> float:
+    def add_loss(self, loss: float) -> float:
         """Adds a loss, and returns its standard deviations above the mean, 0 if it is no spike."""
         if len(self._first) < _FIRST:
             self._first.append(loss)

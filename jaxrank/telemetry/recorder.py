@@ -162,7 +162,7 @@ class Recorder:
                 f"step {number}: loss and gradient must be finite: found loss {loss}, gradient norm"
                 f" {norm}. The last good checkpoint is {self.checkpoint}.{written}"
             )
-        spike = self._spikes.above(loss)
+        spike = self._spikes.add_loss(loss)
         if spike:
             written = self._last.write(number, "loss spike", self.checkpoint)
             self._report(

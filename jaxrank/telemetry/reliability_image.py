@@ -38,17 +38,17 @@ def _panel(
     span = (largest - least) or 1.0
     bottom = _MARGIN + _SIZE
 
-    def at(predicted: float, observed: float) -> tuple[float, float]:
+    def pixel(predicted: float, observed: float) -> tuple[float, float]:
         # Intervals may leave the panel.
         x, y = ((v - least) / span * _SIZE for v in (predicted, observed))
         return left + x, min(max(bottom - y, _MARGIN), bottom)
 
     draw.rectangle((left, _MARGIN, left + _SIZE, bottom), outline=_GRAY)
-    draw.line((*at(least, least), *at(largest, largest)), fill=_GRAY)
-    points = [at(b["predicted"], b["observed"]) for b in table]
+    draw.line((*pixel(least, least), *pixel(largest, largest)), fill=_GRAY)
+    points = [pixel(b["predicted"], b["observed"]) for b in table]
     for bucket, (x, y) in zip(table, points, strict=True):
         error = Z * bucket["error"]
-        ends = (at(0, bucket["observed"] + side * error)[1] for side in (1, -1))
+        ends = (pixel(0, bucket["observed"] + side * error)[1] for side in (1, -1))
         draw.line([(x, end) for end in ends], fill=_BLUE)
         draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=_BLUE)
     draw.line(points, fill=_BLUE)

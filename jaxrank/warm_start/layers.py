@@ -46,7 +46,7 @@ class _Readings:
         self.names = input_names(layout)
         self._axes = model.input_axes(model_inputs(layout))
 
-    def of(self, array: str) -> Reading:
+    def reading(self, array: str) -> Reading:
         """Returns the inputs that an array reads.
 
         array: its name in `Model.input_axes`, "" if it does not belong to the model.
@@ -94,7 +94,7 @@ class InputMap:
 
         array: its name in `Model.input_axes` of the new model.
         """
-        feature = self._new.of(array)
+        feature = self._new.reading(array)
         if not isinstance(feature, str):
             return array
         new, old = (run.arrays_of(feature) for run in (self._new, self._old))
@@ -106,7 +106,7 @@ class InputMap:
 
         array: the name of `new` in `Model.input_axes`.
         """
-        before, after = self._old.of(self.old_array(array)), self._new.of(array)
+        before, after = self._old.reading(self.old_array(array)), self._new.reading(array)
         if before is None or after is None:
             return old if self._same and old.shape == new.shape else None
         if isinstance(before, str) or isinstance(after, str):
@@ -195,7 +195,7 @@ def carry_layers(
         for path, _ in jax.tree_util.tree_leaves_with_path(layers["params"])
     }
 
-    def one(path: tuple[Any, ...], value: np.ndarray) -> np.ndarray:
+    def carry_array(path: tuple[Any, ...], value: np.ndarray) -> np.ndarray:
         name = dotted(path)
         array = _array_name(path, params)
         was = _replaced(path, array, inputs.old_array(array))
@@ -210,10 +210,10 @@ def carry_layers(
             by_kind[kind].append(name)
         return value if carried_value is None else carried_value.astype(value.dtype)
 
-    carried = jax.tree_util.tree_map_with_path(one, dict(layers))
+    carried = jax.tree_util.tree_map_with_path(carry_array, dict(layers))
     # Each run has its own schedule, so the learning rate restarts.
     carried = jax.tree.map(
-        lambda found, first: first if is_schedule(first) else found,
+        lambda carried_value, first: first if is_schedule(first) else carried_value,
         carried,
         dict(layers),
         is_leaf=is_schedule,

@@ -11,7 +11,7 @@ from tiny import config
 
 from jaxrank import cli
 from jaxrank.checkpoints import manager
-from jaxrank.checkpoints.manager import Checkpoints, without
+from jaxrank.checkpoints.manager import Checkpoints, drop_fields
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.run import build
 from jaxrank.train import train
@@ -53,7 +53,7 @@ def older(request, store, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("weights_of", "_training_of"):
             original = getattr(manager, name)
-            patch.setattr(manager, name, lambda s, of=original: without(of(s), lacking))
+            patch.setattr(manager, name, lambda s, of=original: drop_fields(of(s), lacking))
         c = on_older(store, lacking, num_steps=8, ema_decay=decay)
         train(c, folder / "run", report=nothing)
     sums = Checkpoints(folder / "run", read_only=True).saved_checksums(8)

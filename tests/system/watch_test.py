@@ -165,17 +165,17 @@ def test_spikes_are_those_over_the_limit():
     losses[[50, 1000, 3000]] += [1e4, 0.3, 0.3]  # of the first hundred none is judged
     losses[2000] -= 0.3
     watch, never = LossSpikeDetector(8), LossSpikeDetector(0)
-    assert [i for i, x in enumerate(losses) if watch.above(x)] == [1000, 3000]
-    assert not any(never.above(x) for x in losses)
+    assert [i for i, x in enumerate(losses) if watch.add_loss(x)] == [1000, 3000]
+    assert not any(never.add_loss(x) for x in losses)
     watch = LossSpikeDetector(8)
     for loss in losses[:3000]:
-        watch.above(loss)
+        watch.add_loss(loss)
     resumed = LossSpikeDetector.from_state(json.loads(json.dumps(watch.to_state())), limit=8)
-    assert resumed.above(losses[3000]) == watch.above(losses[3000]) > 8
+    assert resumed.add_loss(losses[3000]) == watch.add_loss(losses[3000]) > 8
     rising = LossSpikeDetector(8)
-    assert not any(rising.above(1 - 0.9**i) for i in range(1000))
+    assert not any(rising.add_loss(1 - 0.9**i) for i in range(1000))
     constant = LossSpikeDetector(8)
-    assert not any(constant.above(0.5) for _ in range(1000))
+    assert not any(constant.add_loss(0.5) for _ in range(1000))
 
 
 @pytest.mark.parametrize(

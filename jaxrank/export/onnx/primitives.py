@@ -67,20 +67,20 @@ def _any_or_all(kind: str) -> Converter:
     return convert
 
 
-def _one(graph: Graph, equation: Any) -> str:
+def _constant_one(graph: Graph, equation: Any) -> str:
     return graph.constant(1, equation.invars[0].aval.dtype)
 
 
 def _logistic(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
     # ONNX Runtime's Sigmoid has a constant value below -18.
     exp = graph.add("Exp", graph.add("Neg", inputs[0]))
-    return [graph.add("Reciprocal", graph.add("Add", exp, _one(graph, equation)))]
+    return [graph.add("Reciprocal", graph.add("Add", exp, _constant_one(graph, equation)))]
 
 
 def _log1p(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
     # log(1 + x) loses the digits of a small x. The rounding of u = 1 + x cancels in
     # log(u) x / (u - 1): Kahan.
-    (x,), unit = inputs, _one(graph, equation)
+    (x,), unit = inputs, _constant_one(graph, equation)
     u = graph.add("Add", x, unit)
     is_one = graph.add("Equal", u, unit)
     divisor = graph.add("Where", is_one, unit, graph.add("Sub", u, unit))
@@ -91,7 +91,7 @@ def _log1p(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
 
 def _expm1(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
     # Near 0 by tanh: exp(x) - 1 = 2 t / (1 - t), t = tanh(x / 2).
-    (x,), unit, dtype = inputs, _one(graph, equation), equation.invars[0].aval.dtype
+    (x,), unit, dtype = inputs, _constant_one(graph, equation), equation.invars[0].aval.dtype
     half = graph.constant(0.5, dtype)
     t = graph.add("Tanh", graph.add("Mul", x, half))
     near = graph.add("Div", graph.add("Add", t, t), graph.add("Sub", unit, t))
@@ -100,7 +100,7 @@ def _expm1(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
 
 
 def _erfc(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
-    return [graph.add("Sub", _one(graph, equation), graph.add("Erf", inputs[0]))]
+    return [graph.add("Sub", _constant_one(graph, equation), graph.add("Erf", inputs[0]))]
 
 
 def _exp2(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
