@@ -16,7 +16,7 @@ def card(signature: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     origin = signature["origin"]
     lines = [f"# {origin['model']} at step {origin['step']:,}", ""]
     outputs = [
-        f"{o['name']} ({o['kind']}" + (f", given {o['given']})" if o["given"] else ")")
+        f"{o['name']} ({o['kind']}" + (f", given {o['parent']})" if o["parent"] else ")")
         for o in signature["outputs"]
     ]
     lines += [

@@ -114,14 +114,14 @@ def _predictions(logits: jax.Array, kinds: list[str]) -> jax.Array:
 
 
 def output_names(schema: Schema, parents: tuple[int, ...]) -> list[dict[str, str]]:
-    """Returns name, task, kind and condition of each output; see `jaxrank_serving.signature`."""
+    """Returns name, task, kind and parent of each output; see `jaxrank_serving.signature`."""
     tasks = schema.tasks
-    named = [{"name": t.name, "task": t.name, "kind": t.kind, "given": ""} for t in tasks]
+    named = [{"name": t.name, "task": t.name, "kind": t.kind, "parent": ""} for t in tasks]
     for task in conditional_tasks(parents):
         parent = tasks[parents[task]].name
         name = f"{tasks[task].name}_given_{parent}"
         named.append(
-            {"name": name, "task": tasks[task].name, "kind": tasks[task].kind, "given": parent}
+            {"name": name, "task": tasks[task].name, "kind": tasks[task].kind, "parent": parent}
         )
     return named
 

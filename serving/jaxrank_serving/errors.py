@@ -12,10 +12,10 @@ class RequestError(ValueError):
         column: name of the column.
         row: index of the candidate, or None for the context.
         must: requirement on the value.
-        found: the actual value as text.
+        value: the actual value as text.
     """
 
-    def __init__(self, column: str, row: int | None, must: str, found: str):
+    def __init__(self, column: str, row: int | None, must: str, value: str):
         self.column, self.row = column, row
         where = "context" if row is None else f"candidate {row}"
-        super().__init__(f"{where}, {column}: must be {must}: found {found}.")
+        super().__init__(f"{where}, {column}: must be {must}: found {value}.")

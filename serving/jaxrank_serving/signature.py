@@ -15,13 +15,13 @@ class Output:
     """A prediction.
 
     kind: "binary": a probability; "real": a number; "count": an expected count.
-    given: the task that the probability is conditional on, or "".
+    parent: the task that the probability is conditional on, or "".
     """
 
     name: str
     task: str
     kind: str
-    given: str
+    parent: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,8 +42,8 @@ class Cells(NamedTuple):
         if not self.is_context:
             row = int(self.rows[index]) if self.rows is not None else index
         value = self.values[index]
-        found = "an empty value" if value is None or value == "" else f"{value!r:.80}"
-        raise RequestError(self.column.name, row, must, found)
+        shown = "an empty value" if value is None or value == "" else f"{value!r:.80}"
+        raise RequestError(self.column.name, row, must, shown)
 
 
 def texts(cells: Cells) -> list[str | None]:
