@@ -415,6 +415,22 @@ def _join(args: argparse.Namespace) -> None:
     flags = {k: v for k, v in vars(args).items() if k not in ("coordinator", "process_id")}
     processes.check_same("flags and config", str(flags))
     processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
+    if args.models:
+        from jaxrank import extensions
+
+        checksums = {key: origin.checksum for key, origin in extensions.origins().items()}
+        processes.check_same("the files of --models", str(checksums))
+
+
+def _warn_of_changed_code(args: argparse.Namespace, report: Callable) -> None:
+    from jaxrank.workdir import code, files
+
+    for run in getattr(args, "runs", None) or [args.workdir]:
+        for change in code.changes(files.directory(run)):
+            report(
+                f"Warning: {change} since the run in {run} was trained, so this may be another"
+                " model than the one that was trained"
+            )
 
 
 class FailedCheckError(RunError):
@@ -437,6 +453,8 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "configs": _configs,
     "launch": _launch,
 }
+# Verbs that use the model of a run as it was trained.
+_OF_RUNS = ("evaluate", "predict", "export", "report", "compare")
 # `study` and `selftest` leave the devices to other processes, which they start.
 _WITHOUT_DEVICES = ("prepare", "compile", "study", "selftest", "configs", "launch")
 
@@ -464,10 +482,10 @@ def run(argv: Sequence[str]) -> None:
     if getattr(args, "picture", ""):
         _check_picture(Path(args.picture))
     if args.models:
-        from jaxrank.models import registry
+        from jaxrank import extensions
 
         for file in args.models:
-            registry.load(file)
+            extensions.load(file)
     if hasattr(args, "config"):
         from jaxrank.config_files import load
 
@@ -493,6 +511,8 @@ def run(argv: Sequence[str]) -> None:
             _print(text, sys.stderr if args.json else sys.stdout)
 
     with processes.peer_loss_as_run_error():
+        if args.verb in _OF_RUNS and speaks():
+            _warn_of_changed_code(args, report)
         result = _RUN[args.verb](args, report)
         if args.json and result and speaks():
             shown = json_files.plain(result, non_finite="null")

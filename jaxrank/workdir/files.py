@@ -1,7 +1,7 @@
 """The directory of a run: its config, its schema, and its data if it was prepared for this run.
 
-WORKDIR/config.json  schema.json  placement.json  metrics.jsonl  tensorboard/  checkpoints/  data/
-profile/  follow/  damaged/  debug/  evaluations/  summary.json  report.html  finished
+WORKDIR/config.json  schema.json  placement.json  code.json  metrics.jsonl  tensorboard/
+checkpoints/  data/  profile/  follow/  damaged/  debug/  evaluations/  summary.json  report.html  finished
 """
 
 import os
@@ -20,6 +20,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import ReplicatedRows
 from jaxrank.runtime import processes
+from jaxrank.workdir import code
 
 _FINISHED = "finished"
 
@@ -127,6 +128,7 @@ def save(
             tree = {name: rows.to_state() for name, rows in hot.items()}
             json_files.write(workdir / "placement.json", tree, indent=None)
             plain = _map_paths(to_plain(config), _absolute)
+            code.save(workdir, plain)
             json_files.write(workdir / "config.json", plain)
 
 
@@ -150,8 +152,16 @@ def has_checkpoint(workdir: Path) -> bool:
 
 
 def load_config(workdir: Path) -> ConfigDict:
-    """Loads the config of the run in `workdir`."""
-    return from_plain(renames.config(_read(workdir / "config.json")))
+    """Loads the config of the run in `workdir`.
+
+    Raises:
+        InputError: there is no run, or its model is not registered.
+    """
+    tree = renames.config(_read(workdir / "config.json"))
+    try:
+        return from_plain(tree)
+    except InputError as error:
+        raise InputError(f"{workdir / 'config.json'}: {error}{code.advice(workdir)}") from error
 
 
 def store_of_run(workdir: Path) -> str:

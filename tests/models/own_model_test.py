@@ -12,7 +12,7 @@ from checkout import ROOT
 from ml_collections import ConfigDict
 from runs import nothing
 
-from jaxrank import cli, config, config_files
+from jaxrank import cli, config, config_files, extensions
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.errors import InputError
 from jaxrank.models import Inputs, from_flax, registry
@@ -81,7 +81,7 @@ def test_it_is_evaluated_predicts_and_is_exported(folder, capsys):
 
 
 def test_it_starts_from_a_run_with_one_feature_less(folder):
-    registry.load(OWN)
+    extensions.load(OWN)
     config = config_files.load(folder / "two.py")
     job = build(config, folder / "next", nothing)
     lines = []
@@ -112,11 +112,53 @@ def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
 
 def test_a_run_whose_model_is_not_registered_reports_how_to_give_it(folder, monkeypatch):
     monkeypatch.delitem(registry._MODULES, "own", raising=False)
+    monkeypatch.delitem(extensions._ORIGINS, ("model", "own"), raising=False)
     for verb in ("evaluate", "export"):
         output = [f"--output={folder / 'never'}"] if verb == "export" else []
-        with pytest.raises(InputError, match=r"model.name .*ranker.*: found 'own'.*--models=FILE"):
+        missing = rf"model.name .*ranker.*: found 'own'.*--models=FILE.py. .* 'own' of {OWN}"
+        with pytest.raises(InputError, match=missing):
             cli.run([verb, f"--workdir={folder / 'run'}", *output])
-    registry.load(OWN)
+    extensions.load(OWN)
+
+
+def test_code_that_has_changed_is_reported_and_does_not_resume(folder, capsys):
+    path = folder / "run" / "code.json"
+    saved = json.loads(path.read_text())
+    assert saved["model"]["own"]["file"] == str(OWN)
+    saved["model"]["own"]["checksum"] = "of other code"
+    path.write_text(json.dumps(saved))
+    changed = f"model 'own' of {OWN} has changed"
+    with pytest.raises(InputError, match=f"{changed}.*--allow-config-change"):
+        train(folder, "run")
+    capsys.readouterr()
+    cli.run(["evaluate", f"--workdir={folder / 'run'}", MODELS])
+    assert changed in capsys.readouterr().out
+    train(folder, "run", "--allow-config-change")
+    capsys.readouterr()
+    cli.run(["evaluate", f"--workdir={folder / 'run'}", MODELS])
+    assert "changed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "is_equal"),
+    [
+        ("x = 1  # a comment\n\n\ndef f():\n    return x\n", True),
+        ("x = 1\n\n\ndef f():\n    return 2 * x\n", False),
+        ("x = 1\n\n\ndef f():\n    return x\n\n\ndef get_config():\n    return 2\n", True),
+    ],
+)
+def test_the_checksum_of_a_file_is_of_its_code(tmp_path, text, is_equal):
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file, content in zip(files, ("x = 1\n\n\ndef f():\n    return x\n", text), strict=True):
+        file.write_text(content)
+    assert len({*map(extensions.checksum, files)}) == 1 + (not is_equal)
+
+
+def test_a_file_may_import_its_neighbours(tmp_path):
+    (tmp_path / "neighbour_of_models.py").write_text("WIDTH = 3\n")
+    (tmp_path / "m.py").write_text("import neighbour_of_models\n")
+    extensions.load(tmp_path / "m.py")
+    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(
@@ -153,7 +195,7 @@ def test_a_config_may_register_the_model_that_it_names(tmp_path, monkeypatch):
 
 
 def test_a_model_that_gives_no_logit_for_each_task_is_rejected(folder):
-    registry.load(OWN)
+    extensions.load(OWN)
     model = registry.module_of("own")
 
     class Wrong(model):
@@ -168,14 +210,14 @@ def test_a_model_that_gives_no_logit_for_each_task_is_rejected(folder):
 def test_a_model_of_an_installed_package_is_found_by_its_name(monkeypatch):
     monkeypatch.setattr(registry, "_MODULES", dict(registry._MODULES))
     registry._MODULES.pop("own", None)
-    entry = SimpleNamespace(name="own", value="package", load=lambda: registry.load(OWN))
-    groups = {registry.GROUP: [entry]}
+    entry = SimpleNamespace(name="own", value="package", load=lambda: extensions.load(OWN))
+    groups = {extensions.GROUP: [entry]}
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: groups[group])
-    registry._load_packages.cache_clear()
+    extensions.load_packages.cache_clear()
     c = config.default()
     with c.unlocked():
         c.model = ConfigDict({"name": "own"})
     with pytest.raises(InputError, match="model.[a-z]+ is missing"):  # no longer the name
         config.check(c)
     assert "own" in registry.names()
-    registry._load_packages.cache_clear()
+    extensions.load_packages.cache_clear()

@@ -18,6 +18,7 @@ MOST_MODULES = 12  # of a folder, the top level excepted
 FLOORS = (
     "errors atomic renames signals features losses shipped",
     "json_files validate base_rates outputs layout mesh report plots run_schedule native",
+    "extensions",
     "data embedding models metrics optim runtime",
     "step config",
     "program checkpoints telemetry config_files config_reference",

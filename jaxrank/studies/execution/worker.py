@@ -84,11 +84,11 @@ def execute(path: Path, kinds: Mapping[str, Kind]) -> dict[str, Any]:
 def main() -> None:
     huge_pages.ensure()
     threads.ensure_several()
-    from jaxrank.models import registry
+    from jaxrank import extensions
     from jaxrank.runtime import compilation_cache, processes
 
     for file in sys.argv[1:]:
-        registry.load(file)
+        extensions.load(file)
     processes.open_devices()
     compilation_cache.enable()
     serve(KINDS)
