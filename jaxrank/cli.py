@@ -388,6 +388,30 @@ def _compare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     return result._asdict()
 
 
+def _serve(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank_serving.errors import BundleError
+    from jaxrank_serving.server import serve, settings
+
+    try:
+        serve.serve(settings.from_flags(args), report)
+    except (BundleError, settings.SettingsError) as error:
+        raise InputError(str(error)) from error
+    return {}
+
+
+def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    try:
+        import uvicorn  # noqa: F401
+        from jaxrank_serving.server import settings
+    except ImportError as error:
+        raise InputError(
+            "jaxrank serve: must have the packages of the extra `serve`: found no"
+            f" {error.name}. Install them in a clone of jaxrank with"
+            " pip install './serving[server]' -e '.[serve]'."
+        ) from error
+    settings.add_flags(parser)
+
+
 def _configs(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import shipped
 
@@ -443,6 +467,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "evaluate": _evaluate,
     "predict": _predict,
     "export": _export,
+    "serve": _serve,
     "plan": _plan,
     "compile": _compile,
     "bench": _bench,
@@ -456,7 +481,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
 # Verbs that use the model of a run as it was trained.
 _OF_RUNS = ("evaluate", "predict", "export", "report", "compare")
 # `study` and `selftest` leave the devices to other processes, which they start.
-_WITHOUT_DEVICES = ("prepare", "compile", "study", "selftest", "configs", "launch")
+_WITHOUT_DEVICES = ("prepare", "serve", "compile", "study", "selftest", "configs", "launch")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -474,6 +499,8 @@ def run(argv: Sequence[str]) -> None:
         from jaxrank.studies import registry as studies
 
         studies.add_flags(verbs["study"], argv[1:])
+    if argv[:1] == ["serve"]:
+        _add_serve_flags(verbs["serve"])
     args, rest = parser.parse_known_args(argv)
     if args.verb is None:
         parser.error("a verb is needed")

@@ -487,6 +487,11 @@ _VERBS: Mapping[str, _Verb] = {
         _export,
         "jaxrank export --workdir=/tmp/quickstart --checkpoint=best --output=/tmp/exported",
     ),
+    "serve": _Verb(
+        "serve a bundle over HTTP",
+        lambda sub: None,  # jaxrank_serving declares its flags, which are added when it runs
+        "jaxrank serve /tmp/ads --port=8080",
+    ),
     "plan": _Verb(
         "show where each table is placed on a machine, whether it fits, and how even the load is",
         _plan,

@@ -73,6 +73,14 @@ def tiny_store(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def bundle(tmp_path_factory):
+    """The folder of an exported model, see `bundles`. Tests must not change it."""
+    import bundles  # which imports what few tests need
+
+    return bundles.export_to(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture(scope="session")
 def variants(tiny_store, tmp_path_factory):
     """Uninterrupted runs of every kind. Tests must not change them."""
     return Variants(tmp_path_factory.mktemp("variants"), tiny_store)

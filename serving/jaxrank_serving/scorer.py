@@ -105,12 +105,9 @@ class Scorer:
         if not rows:
             return {output.name: np.zeros(0) for output in self.signature.outputs}
         features = self._encoder.encode(columns, rows)
-        logits = self._dense_part(self.arrays(features, rows))
-        self._count(features)
-        return {
-            output.name: prediction(logits[:, i], output.kind)
-            for i, output in enumerate(self.signature.outputs)
-        }
+        logits = self.logits(self.arrays(features, rows))
+        self.count(features)
+        return self.predictions(logits)
 
     def encode(
         self,
@@ -153,7 +150,19 @@ class Scorer:
                 arrays[f"{stack.name}_lists"] = _combined(table, parts, rows, stack.dim)
         return arrays
 
-    def _count(self, features: Features) -> None:
+    def logits(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns logits f32[n, outputs] of the dense part, from the arrays of `arrays`."""
+        return self._dense_part(arrays)
+
+    def predictions(self, logits: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns {output: f64[n]}, the predictions of logits f32[n, outputs]."""
+        return {
+            output.name: prediction(logits[:, i], output.kind)
+            for i, output in enumerate(self.signature.outputs)
+        }
+
+    def count(self, features: Features) -> None:
+        """Adds the values of scored features to the counts."""
         with self._lock:
             for name, counts in features.counts.items():
                 if name in self._counts:
