@@ -1,7 +1,12 @@
 """A bundle of every kind of feature, with random weights."""
 
+import json
+import os
+import shutil
+
 import pytest
 from every_feature import config, write
+from jaxrank_serving.bundle import checksum, seal
 from ml_collections import ConfigDict
 from runs import nothing, saved
 
@@ -23,6 +28,24 @@ def export_to(folder):
             str(folder / "run"), output=str(folder / "ads"), requests=requests, report=nothing
         )
     return folder / "ads"
+
+
+def other_version(bundle, folder):
+    """Copies a bundle and changes its card, so that it is another version."""
+    shutil.copytree(bundle, folder)
+    card = folder / "model_card.md"
+    card.write_text(card.read_text() + "Newer.\n")
+    tree = json.loads((folder / "manifest.json").read_text())
+    tree["files"][card.name] |= {"bytes": card.stat().st_size, "checksum": checksum(card)}
+    tree["checksum"] = seal(tree)
+    (folder / "manifest.json").write_text(json.dumps(tree))
+    return folder
+
+
+def point(link, target):
+    """Makes or replaces a symbolic link atomically."""
+    link.with_name("next").symlink_to(target)
+    os.replace(link.with_name("next"), link)
 
 
 CONTEXT = {"user": "u1"}

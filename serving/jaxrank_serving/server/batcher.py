@@ -6,9 +6,7 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from jaxrank_serving.errors import RequestError
 from jaxrank_serving.server.messages import HttpError, Response, as_http_error
@@ -180,11 +178,11 @@ class Batcher:
                     f" found {features.rows:,}.",
                     "candidates",
                 )
+            scorer = pending.model.scorer
             if not features.rows:
-                empty = {o.name: np.zeros(0) for o in pending.model.scorer.signature.outputs}
+                empty = scorer.score(features.context, features.candidates)
                 pending.finish(pending.call.response(pending.model, empty))
                 return None
-            scorer = pending.model.scorer
             return Encoded(*scorer.encode(features.context, features.candidates))
         except HttpError as error:
             pending.finish(error)
@@ -199,7 +197,7 @@ class Batcher:
         model = batch[0][0].model
         self._metrics.batch_requests.observe(len(batch))
         self._metrics.batch_candidates.observe(sum(encoded.rows for _, encoded in batch))
-        results: list[Mapping[str, np.ndarray]] = list(model.score([e for _, e in batch]))
+        results = model.score([encoded for _, encoded in batch])
         for (pending, _), scores in zip(batch, results, strict=True):
             pending.finish(pending.call.response(model, scores))
 

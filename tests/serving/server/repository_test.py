@@ -1,15 +1,14 @@
 """Newer versions are verified and loaded, and damaged ones leave the old one in place."""
 
-import json
-import os
 import shutil
 import threading
 
+import bundles
 import pytest
 from asgi import get, post
-from bundles import CONTEXT, candidates
+from bundles import CONTEXT, candidates, point
 from jaxrank_serving import BundleError
-from jaxrank_serving.bundle import checksum, open_bundle, seal
+from jaxrank_serving.bundle import open_bundle
 from jaxrank_serving.server import model as models
 from jaxrank_serving.server.repository import BusyError
 
@@ -19,26 +18,11 @@ REQUEST = {"context": CONTEXT, "candidates": candidates(2)}
 
 @pytest.fixture(scope="module")
 def newer(bundle, tmp_path_factory):
-    """A bundle with another version: its card has changed."""
-    folder = tmp_path_factory.mktemp("newer") / "bundle"
-    shutil.copytree(bundle, folder)
-    card = folder / "model_card.md"
-    card.write_text(card.read_text() + "Newer.\n")
-    tree = json.loads((folder / "manifest.json").read_text())
-    tree["files"][card.name] |= {"bytes": card.stat().st_size, "checksum": checksum(card)}
-    tree["checksum"] = seal(tree)
-    (folder / "manifest.json").write_text(json.dumps(tree))
-    return folder
+    return bundles.other_version(bundle, tmp_path_factory.mktemp("newer") / "bundle")
 
 
 def version(folder):
     return open_bundle(folder).version
-
-
-def point(link, target):
-    """Replaces a symbolic link atomically."""
-    link.with_name("next").symlink_to(target)
-    os.replace(link.with_name("next"), link)
 
 
 def damage(folder):
