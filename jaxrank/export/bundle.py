@@ -157,11 +157,6 @@ def _check_packages() -> None:
 def _features(source: Source) -> FeatureSpec:
     """Returns the resolved features of a run, which a bundle can encode."""
     features = feature_spec(to_plain(source.run.config.features))
-    if features.derived:
-        raise InputError(
-            "features.derived: must be empty for a bundle, whose scorer derives no columns:"
-            f" found {[entry.name for entry in features.derived]}. Export with --format=files."
-        )
     return resolve_again(features, source.run.schema, source.store.schema)
 
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from jaxrank import json_files
 from jaxrank.data.encode.columns import is_list, is_text
+from jaxrank.data.spec.derived import DerivedSpec
 from jaxrank.data.spec.entries import CategoricalSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.reader import Store
@@ -49,11 +51,36 @@ class Requests(NamedTuple):
 
 
 def columns_of(spec: FeatureSpec) -> list[str]:
-    """Returns the raw columns that a resolved spec's features read."""
+    """Returns the raw columns that a resolved spec's features and `derived_of` read."""
+    derived = derived_of(spec)
+    names = _read_by_features(spec)
+    names += [column for entry in derived for column in entry.columns]
+    computed = {entry.name for entry in derived}
+    return [name for name in dict.fromkeys(names) if name not in computed]
+
+
+def derived_of(spec: FeatureSpec) -> list[DerivedSpec]:
+    """Returns the derived columns that a resolved spec's features read, in order."""
+    read, result = set(_read_by_features(spec)), []
+    for entry in reversed(spec.derived):
+        if entry.name in read:
+            read |= set(entry.columns)
+            result.append(entry)
+    return result[::-1]
+
+
+def _read_by_features(spec: FeatureSpec) -> list[str]:
     names = [entry.column for entry in spec.dense]
     names += [entry.name for entry in spec.categorical] + [entry.name for entry in spec.ragged]
     names += [entry.weights for entry in spec.ragged if entry.weights]
     return list(dict.fromkeys(names))
+
+
+def _has_request_time(spec: FeatureSpec) -> bool:
+    """Returns True if `time` is read only as a time, which that of a request can replace."""
+    reading = [entry.kind for entry in derived_of(spec) if spec.time in entry.columns]
+    is_time = bool(reading) and {"hour", "weekday", "age"}.issuperset(reading)
+    return is_time and spec.time not in _read_by_features(spec)
 
 
 def signature(
@@ -75,6 +102,8 @@ def signature(
     fields = ("name", "length", "separator", "log", "missing_indicator", "column", "index")
     return {
         "columns": _columns(spec, types, requests),
+        "derived": [json_files.plain(entry) for entry in derived_of(spec)],
+        "time_format": spec.time_format,
         "dense": [
             {field: getattr(entry, field) for field in fields}
             | {"mean": scales[entry.name].mean, "std": scales[entry.name].std}
@@ -109,6 +138,9 @@ def _columns(spec: FeatureSpec, types: pa.Schema, requests: Requests) -> list[di
                 "source": "context" if is_context else source,
                 "required": name not in requests.defaults,
                 "default": requests.defaults.get(name),
+                "now": name == spec.time
+                and name not in requests.defaults
+                and _has_request_time(spec),
             }
         )
     return result

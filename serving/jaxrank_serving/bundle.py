@@ -22,7 +22,7 @@ from jaxrank_serving.errors import BundleError
 from jaxrank_serving.signature import Signature, parse
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "jaxrank bundle", 1
+FORMAT, VERSION = "jaxrank bundle", 2
 _PIECE = 1 << 22  # bytes read at once for a checksum
 _CHECKSUM = "checksum"
 
@@ -164,9 +164,13 @@ def _check_names(bundle: Bundle) -> None:
     stacks = {stack.name for stack in signature.stacks}
     tables = {table.name for table in signature.tables}
     columns = {column.name for column in signature.columns}
+    wrong: list[str] = []
+    for derived in signature.derived:
+        wrong += [name for name in derived.columns if name not in columns]
+        columns.add(derived.name)
     entries: list[Any] = [*signature.categorical, *signature.ragged]
     features = {f.name for f in entries}
-    wrong = [t.name for t in signature.tables if t.stack not in stacks]
+    wrong += [t.name for t in signature.tables if t.stack not in stacks]
     wrong += [f.name for f in entries if f.table not in tables]
     wrong += [f.column for f in signature.dense if f.column not in columns]
     wrong += [name for name in features if name not in columns]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from jaxrank_serving.derived.columns import DerivedColumns
 from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.index import Index
 from jaxrank_serving.lists import Lists, combiner_factors, lists
@@ -55,7 +56,7 @@ class Encoder:
         hash_key: key of a store with keyed hashes.
 
     Raises:
-        BundleError: the key is missing or another one.
+        BundleError: the key is missing or another one, or a time zone is unknown.
     """
 
     def __init__(self, signature: Signature, index: Index, hash_key: bytes | None = None):
@@ -63,6 +64,7 @@ class Encoder:
         self._tables = {table.name: table for table in signature.tables}
         self._stacks = {stack.name: stack for stack in signature.stacks}
         self._columns = {column.name: column for column in signature.columns}
+        self._derived = DerivedColumns(signature.derived, signature.time_format)
         self._missing_texts = frozenset(signature.missing_texts)
         self._pseudonymise = _pseudonymise(signature, hash_key)
         dense = signature.dense
@@ -80,6 +82,8 @@ class Encoder:
             RequestError: a value is one that training rejects.
         """
         columns = {name: self._without_missing(cells) for name, cells in columns.items()}
+        if self._signature.derived:
+            columns = self._derived.add(columns, rows)
         counts: dict[str, np.ndarray] = {}
         dense = self._dense(columns, rows, counts)
         parts = [self._categorical(f, columns[f.name], counts) for f in self._signature.categorical]

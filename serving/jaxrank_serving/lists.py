@@ -141,7 +141,7 @@ def _divided(entry: Ragged, ids: Cells) -> tuple[list[Any], list[Any]]:
 
 
 def _weights(ids: Cells, weighing: list[Any], kind: str) -> np.ndarray:
-    column = Column(f"weights of {ids.column.name}", kind, True, "any", True, None)
+    column = Column(f"weights of {ids.column.name}", kind, True, "any", True, None, False)
     cells = ids._replace(values=weighing, column=column)
     weights = numbers(cells, _MUST_WEIGHT)
     with np.errstate(invalid="ignore"):

@@ -1,5 +1,6 @@
 """Checks a request and arranges its values by column."""
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -65,6 +66,8 @@ def _cells(column: Column, context: Mapping[str, Any], by_column: Mapping[str, _
             for i in absent:
                 values[i] = column.default
         return Cells(values, column, False)
+    if column.now:
+        return Cells([datetime.datetime.now(datetime.UTC)], column, True)
     if column.required:
         raise RequestError(name, None, "given, or null if it is missing", "nothing")
     return Cells([column.default], column, True)

@@ -32,6 +32,7 @@ class Column:
     is_list: True if cells are lists of values of that type.
     source: "context", "candidate", or "any" of both.
     required: False if a request may omit it. It then has the value `default`.
+    now: True if a request that omits it has the time at which it is scored.
     """
 
     name: str
@@ -40,6 +41,19 @@ class Column:
     source: str
     required: bool
     default: Any
+    now: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A column that is computed from others. The fields are those of `features.derived`."""
+
+    name: str
+    kind: str
+    columns: tuple[str, ...]
+    zone: str
+    unit: str
+    boundaries: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +177,9 @@ class Model:
 class Signature:
     """The content of signature.json.
 
+    columns: of requests.
+    derived: columns that features read beside those, in the order in which they are computed.
+    time_format: of numbers in columns of times.
     model: files of the dense part.
     missing_texts: texts that stand for a missing value in any text column.
     hash_key: fingerprint of the key of a store with keyed hashes, or "".
@@ -171,6 +188,8 @@ class Signature:
 
     outputs: tuple[Output, ...]
     columns: tuple[Column, ...]
+    derived: tuple[Derived, ...]
+    time_format: str
     dense: tuple[Dense, ...]
     categorical: tuple[Categorical, ...]
     ragged: tuple[Ragged, ...]

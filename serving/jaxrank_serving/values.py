@@ -46,6 +46,11 @@ class Cells(NamedTuple):
         raise RequestError(self.column.name, row, must, shown)
 
 
+def scalar(value: Any) -> Any:
+    """Returns the Python object of a NumPy scalar, and other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def texts(cells: Cells) -> list[str | None]:
     """Returns ids as text, None where missing."""
     kind = cells.column.type

@@ -57,10 +57,20 @@ def columns_of(scorer, rows):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a run with random numbers; conversions are given clicks."""
+    """The folder of a run with random numbers and derived columns; conversions are given clicks."""
     folder = tmp_path_factory.mktemp("bundle")
     c = config(write(folder / "raw"))
     c.model.parents = ConfigDict({"buy": "click"})
+    c.features.derived = [
+        dict(name="crossed", kind="cross", columns=("user", "item")),
+        dict(name="spread", kind="difference", columns=("f0", "f1")),
+        dict(name="level", kind="log", columns="spread"),
+    ]
+    c.features.categorical = [
+        *c.features.categorical,
+        dict(columns="crossed", encoding="hash", rows=50),
+    ]
+    c.features.dense = [*c.features.dense, dict(columns="level", standardize=True)]
     c.mesh.devices = 1
     saved(c, folder / "run")
     return folder
@@ -360,7 +370,7 @@ def edited_manifest(folder):
 
 
 def newer(folder):
-    tree = json.loads((folder / "manifest.json").read_text()) | {"format_version": 2}
+    tree = json.loads((folder / "manifest.json").read_text()) | {"format_version": 3}
     (folder / "manifest.json").write_text(json.dumps(tree))
 
 
@@ -375,7 +385,7 @@ def edited_row(folder):
     [
         (truncated, r"tables/dim4.bin: must have [\d,]+ bytes: found 100"),
         (edited_manifest, "manifest.json: is corrupt"),
-        (newer, "must have format_version 1.*found 2. Install a newer jaxrank-serving"),
+        (newer, "must have format_version 2.*found 3. Install a newer jaxrank-serving"),
         (edited_row, "dim4.bin: is corrupt"),
         (
             lambda folder: (folder / "manifest.json").unlink(),

@@ -226,7 +226,7 @@ def test_json_values_mean_what_the_trained_column_makes_of_them(kind):
     from jaxrank_serving.signature import Column
     from jaxrank_serving.values import texts
 
-    column = Column("x", kind, False, "any", True, None)
+    column = Column("x", kind, False, "any", True, None, False)
     for value, expected in MEANINGS[kind]:
         cells = Cells([value], column, True)
         if expected is None:

@@ -8,7 +8,8 @@ import tomllib
 
 from checkout import ROOT
 
-FILES = sorted((ROOT / "serving" / "jaxrank_serving").glob("*.py"))
+PACKAGE = ROOT / "serving" / "jaxrank_serving"
+FILES = sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("derived/*.py")])
 PROJECT = tomllib.loads((ROOT / "serving" / "pyproject.toml").read_text())["project"]
 DECLARED = {re.match(r"[\w.-]+", line)[0] for line in PROJECT["dependencies"]}
 

@@ -22,6 +22,9 @@ from jaxrank.data.spec.derived import UNITS, DerivedSpec
 
 _NUMBER = "a finite number or empty"
 _QUARTER = 900  # seconds. Time zones change their offset at quarters of an hour
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_FIRST = datetime.datetime(1, 1, 2, tzinfo=datetime.UTC)
+_LAST = datetime.datetime(9999, 12, 30, tzinfo=datetime.UTC)
 _MISSING_PART = np.int32(-1).tobytes()
 
 
@@ -86,11 +89,11 @@ def _integers(values: np.ndarray, missing: np.ndarray) -> pa.Array:
 def _offsets(times: np.ndarray, zone: datetime.tzinfo) -> np.ndarray:
     """Returns f64[n], the seconds that clocks of a zone are ahead of UTC at times f64[n]."""
     quarters, index = np.unique(np.nan_to_num(times) // _QUARTER, return_inverse=True)
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     offsets = []
     for quarter in quarters.tolist():
-        moment = epoch + datetime.timedelta(seconds=quarter * _QUARTER)
-        offset = moment.astimezone(zone).utcoffset()
+        moment = _EPOCH + datetime.timedelta(seconds=quarter * _QUARTER)
+        # Within a day of the first and the last moment, local times may not exist.
+        offset = min(max(moment, _FIRST), _LAST).astimezone(zone).utcoffset()
         offsets.append(offset.total_seconds() if offset else 0.0)
     return np.asarray(offsets)[index]
 

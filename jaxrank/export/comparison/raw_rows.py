@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.examples import Examples
 from jaxrank.data.keyed_hash import Pseudonymise
@@ -20,7 +21,7 @@ from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 from jaxrank.evaluation.evaluate import SavedRun
-from jaxrank.export.signature import columns_of
+from jaxrank.export.signature import columns_of, derived_of
 from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 
 _SLICE = 1 << 20  # values of a vocabulary compared at once
@@ -68,8 +69,11 @@ def raw_rows(
     Raises:
         InputError: the raw data cannot be read.
     """
-    features = dataclasses.replace(spec.without_labels(), keep=(), time="", group="", by_day=False)
-    columns = columns_of(features)
+    features = dataclasses.replace(
+        spec.without_labels(), keep=(), time="", group="", by_day=False, derived=()
+    )
+    derived = derived_of(spec)
+    columns = columns_of(spec)
     try:
         source = make_source(store.spec.source, columns)
     except InputError as error:
@@ -91,11 +95,15 @@ def raw_rows(
         boundaries={name: np.asarray(edges) for name, edges in store.spec.boundaries.items()},
         pseudonymise=pseudonymise,
     )
+
+    def encoded(chunk: Chunk) -> Examples:
+        return encoder.encode(derive(derived, chunk, spec.time_format) if derived else chunk)
+
     rejects = Rejects("skip", limit=10**9)
     for part in source.parts(split):
         for chunk in source.chunks(part, rejects):
             first = Chunk(chunk.batch.slice(0, count), chunk.file, chunk.rows[:count])
-            valid, examples = rejects.attempt(first, encoder.encode)
+            valid, examples = rejects.attempt(first, encoded)
             if examples is not None:
                 return RawRows(valid.batch.select(columns), examples)
     raise InputError(
