@@ -1,4 +1,4 @@
-"""Reads text cells that hold a bracketed list, as JSON and Python write it: "[1, 2]", "['a']".
+"""Reads text cells that hold a list in brackets: "[1, 2]", "['a']", "{1,2}" or "List(1, 2)".
 
 The same rules as in `jaxrank.data.encode.brackets`; a test of jaxrank compares both.
 """
@@ -10,19 +10,32 @@ from typing import Any
 
 # RE2's \s, which has no vertical tab.
 _SPACE = r"[\t\n\f\r ]"
+_NAMES = (
+    r"(?:array|Array|(?:mutable\.)?(?:WrappedArray|ArrayBuffer|ArraySeq)|List|list|Seq|Set|set"
+    r"|Vector|tuple|frozenset)"
+)
 _BRACKETS = (
-    r"\[[^\[\]]*(\[.*)?\]|\([^()]*(\(.*)?\)|\{[^{}]*(\{.*)?\}|array\(.*\)"
+    r"\[[^\[\]]*(\[.*)?\]|\([^()]*(\(.*)?\)|\{[^{}]*(\{.*)?\}"
+    rf"|{_NAMES}\(.*\)"
+    # An end is missing, as in a text that was cut, or the brackets are of two kinds.
+    r"|[\[({][^\])}]*|[^\[({]*[\]}]|[\[({][^\[({]*[\])}]"
     rf"""|'[^']*'({_SPACE}*[^\w\t\n\f\r '"]{_SPACE}*'[^']*')*"""
     rf"""|"[^"]*"({_SPACE}*[^\w\t\n\f\r '"]{_SPACE}*"[^"]*")*"""
 )
 _WHOLE = re.compile(rf"{_SPACE}*({_BRACKETS}){_SPACE}*", re.ASCII)
-_FIRST = "[({'\" \t\n\f\ra"
+_FIRST = "[({'\" \t\n\f\r"
+_LAST = "])} \t\n\f\r"
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
+_NULLS = ("NULL", "null", "None")
+_NAMED = re.compile(rf"{_NAMES}\((.*)\)", re.ASCII)
+# A float of ast.literal_eval has lost the digits of a larger whole number.
+_MOST_EXACT = 2**53
 
 
 def is_bracketed(cell: str) -> bool:
     """Returns True if a text is a bracketed list or a quoted id."""
-    return cell[:1] in _FIRST and bool(cell) and _WHOLE.fullmatch(cell) is not None
+    may_be = bool(cell) and (cell[0] in _FIRST or cell[-1] in _LAST)
+    return may_be and _WHOLE.fullmatch(cell) is not None
 
 
 def read(cell: str) -> list[str | None] | None:
@@ -30,17 +43,17 @@ def read(cell: str) -> list[str | None] | None:
     invalid.
     """
     text = cell.strip()
-    if text.startswith("array("):
-        text = text[6:-1]
-    for parse in (json.loads, ast.literal_eval):
+    if named := _NAMED.fullmatch(text):
+        text = named[1].strip()
+    for parse in (_parse_json, ast.literal_eval):
         try:
             values = parse(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
         if isinstance(values, dict):
-            return None
+            return None if values else []  # for example ids and weights
         if isinstance(values, set):
-            break
+            break  # a set, which has no stable order
         if isinstance(values, str):
             values = [values]
         if isinstance(values, list | tuple):
@@ -48,20 +61,30 @@ def read(cell: str) -> list[str | None] | None:
     return _words(text)
 
 
+def _parse_json(text: str) -> Any:
+    """Parses JSON whose numbers stay as they are written, so that none is rounded."""
+    return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+
+
 def _texts(values: Any) -> list[str | None] | None:
     result: list[str | None] = []
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            return None
+        if isinstance(value, float) and abs(value) >= _MOST_EXACT:
             return None
         result.append(None if value in (None, "") else str(value))
     return result
 
 
 def _words(text: str) -> list[str | None] | None:
+    """Parses a list that is neither JSON nor Python: "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
     if _PAIRS.get(text[:1]) == text[-1:]:
         text = text[1:-1].strip()
+    elif text.endswith(tuple(_PAIRS.values())):
+        return None  # the beginning is missing
     if text.startswith(tuple(_PAIRS)):
-        return None
+        return None  # a nested list, or one whose end is missing
     if not text:
         return []
     words = text.split(",") if "," in text else text.split()
@@ -69,7 +92,7 @@ def _words(text: str) -> list[str | None] | None:
     for word in map(str.strip, words):
         quote = word[:1] if word[:1] in ("'", '"') else ""
         if quote and (len(word) < 2 or word[-1] != quote):
-            return None
+            return None  # a separator within quotes
         inner = word[1:-1] if quote else word
-        result.append(inner or None)
+        result.append(None if inner == "" or word in _NULLS else inner)
     return result

@@ -10,8 +10,21 @@ from jaxrank_serving import brackets as scorer
 from jaxrank.data.encode import brackets as preparation
 
 SPACES = [" ", "\t", "\n", "\r", "\f", "\v", "\x1c", "\xa0", "\u2003", "\u2028"]
-PAIRS = ["[]", "()", "{}", "''", '""', ("array(", ")"), ("", "")]
-PARTS = [*"[](){}'\",|:\\_", *SPACES, "a", "1", "-2", "1.5", "1e400", "nan", "null", "None", "true"]
+PAIRS = ["[]", "()", "{}", "''", '""', ("array(", ")"), ("List(", ")"), ("", "")]
+PARTS = [
+    *"[](){}'\",|:\\_",
+    *SPACES,
+    "a",
+    "1",
+    "-2",
+    "1.5",
+    "1e400",
+    "nan",
+    "null",
+    "NULL",
+    "None",
+    "true",
+]
 PARTS += ["''", '""', "[1, 2]", "'x'", "array(", "é", "\u0661", "\U0001f642", "\x00"]
 
 

@@ -1,7 +1,8 @@
-"""Reads text cells that hold a bracketed list, as JSON and Python write it: "[1, 2]", "['a']"."""
+"""Reads text cells that hold a list in brackets: "[1, 2]", "['a']", "{1,2}" or "List(1, 2)"."""
 
 import ast
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 # In one pair of brackets, or in quotes. Neither "(a)|(b)" nor "a[1]" is such a list.
+_NAMES = (
+    r"(?:array|Array|(?:mutable\.)?(?:WrappedArray|ArrayBuffer|ArraySeq)|List|list|Seq|Set|set"
+    r"|Vector|tuple|frozenset)"
+)
 _BRACKETS = (
-    r"\[[^\[\]]*(\[.*)?\]|\([^()]*(\(.*)?\)|\{[^{}]*(\{.*)?\}|array\(.*\)"
+    r"\[[^\[\]]*(\[.*)?\]|\([^()]*(\(.*)?\)|\{[^{}]*(\{.*)?\}"
+    rf"|{_NAMES}\(.*\)"
+    # An end is missing, as in a text that was cut, or the brackets are of two kinds.
+    r"|[\[({][^\])}]*|[^\[({]*[\]}]|[\[({][^\[({]*[\])}]"
     r"""|'[^']*'(\s*[^\w\s'"]\s*'[^']*')*|"[^"]*"(\s*[^\w\s'"]\s*"[^"]*")*"""
 )
 _WHOLE = rf"^\s*({_BRACKETS})\s*$"
 _FIRST = np.frombuffer(b"[({'\" \t\n\f\r", np.uint8)
+_LAST = np.frombuffer(b"])} \t\n\f\r", np.uint8)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
+_NULLS = ("NULL", "null", "None")  # without quotes
+_NAMED = re.compile(rf"{_NAMES}\((.*)\)", re.ASCII)
+# A float of ast.literal_eval has lost the digits of a larger whole number.
+_MOST_EXACT = 2**53
 
 
 def bracketed(cells: pa.Array) -> np.ndarray:
@@ -27,18 +40,15 @@ def bracketed(cells: pa.Array) -> np.ndarray:
 
 
 def _may_be(cells: pa.Array) -> bool:
-    """Returns False if no text can be such a cell by its first byte. A cheap first check."""
+    """Returns False if no text can be such a cell by its first and last byte, which is cheap."""
     _, offsets, data = cells.buffers()
     if data is None:
         return False
     ends = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
-    starts = ends[:-1][np.diff(ends) > 0]
+    is_text = np.diff(ends) > 0
     letters = np.frombuffer(data, np.uint8)
-    first = letters[starts]
-    if np.isin(first, _FIRST).any():
-        return True
-    names = starts[first == ord("a")] + len("array")
-    return bool((letters[np.minimum(names, len(letters) - 1)] == ord("(")).any())
+    first, last = letters[ends[:-1][is_text]], letters[ends[1:][is_text] - 1]
+    return bool(np.isin(first, _FIRST).any() or np.isin(last, _LAST).any())
 
 
 def read(cell: str) -> list[str | None] | None:
@@ -46,15 +56,15 @@ def read(cell: str) -> list[str | None] | None:
     invalid.
     """
     text = cell.strip()
-    if text.startswith("array("):
-        text = text[6:-1]
-    for parse in (json.loads, ast.literal_eval):
+    if named := _NAMED.fullmatch(text):
+        text = named[1].strip()
+    for parse in (_parse_json, ast.literal_eval):
         try:
             values = parse(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
         if isinstance(values, dict):
-            return None  # for example ids and weights
+            return None if values else []  # for example ids and weights
         if isinstance(values, set):
             break  # a set, which has no stable order
         if isinstance(values, str):
@@ -64,10 +74,17 @@ def read(cell: str) -> list[str | None] | None:
     return _words(text)
 
 
+def _parse_json(text: str) -> Any:
+    """Parses JSON whose numbers stay as they are written, so that none is rounded."""
+    return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+
+
 def _texts(values: Any) -> list[str | None] | None:
     result: list[str | None] = []
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            return None
+        if isinstance(value, float) and abs(value) >= _MOST_EXACT:
             return None
         result.append(None if value in (None, "") else str(value))
     return result
@@ -77,8 +94,10 @@ def _words(text: str) -> list[str | None] | None:
     """Parses a list that is neither JSON nor Python: "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
     if _PAIRS.get(text[:1]) == text[-1:]:
         text = text[1:-1].strip()
+    elif text.endswith(tuple(_PAIRS.values())):
+        return None  # the beginning is missing
     if text.startswith(tuple(_PAIRS)):
-        return None  # a nested list
+        return None  # a nested list, or one whose end is missing
     if not text:
         return []
     words = text.split(",") if "," in text else text.split()
@@ -88,5 +107,5 @@ def _words(text: str) -> list[str | None] | None:
         if quote and (len(word) < 2 or word[-1] != quote):
             return None  # a separator within quotes
         inner = word[1:-1] if quote else word
-        result.append(inner or None)
+        result.append(None if inner == "" or word in _NULLS else inner)
     return result

@@ -45,6 +45,12 @@ BRACKETS = [
     (' [1, 2] ', ["1", "2"]),
     ('["caf\\u00e9"]', ["café"]),
     ("array([1, 2])", ["1", "2"]),
+    ("{}", []),
+    ('{"a b",c}', ["a b", "c"]),
+    ("List(a, b)", ["a", "b"]),
+    ("WrappedArray(1)", ["1"]),
+    ("[1.0, 4873214862074861568, 4873214862074861569.0]",
+     ["1.0", "4873214862074861568", "4873214862074861569.0"]),
 ]  # fmt: skip
 
 
@@ -62,14 +68,18 @@ def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brac
 
 
 @pytest.mark.parametrize(
-    "cell", ["[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)", "{1: 0.5}"]
+    "cell",
+    [
+        *("[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)", "{1: 0.5}"),
+        *("[1, 2", "1, 2]", "[1, 2)", "['a', 1e20]"),
+    ],
 )
 def test_brackets_that_hold_more_than_ids_are_rejected(cell):
     with pytest.raises(BadRows, match="row 2, column h: must be a list of ids or numbers in brac"):
         lists([cell], brackets="read")
 
 
-@pytest.mark.parametrize("cell", ["(a)|(b)", "a[1]|b", "[x", "it's|o'clock"])
+@pytest.mark.parametrize("cell", ["(a)|(b)", "a[1]|b", ":)|b", "Alien(1979)", "it's|o'clock"])
 def test_brackets_that_are_parts_of_ids_are_left_there(cell):
     assert lists([cell]) == [cell.split("|")]
 
@@ -86,6 +96,7 @@ def test_a_fixed_number_of_ids_may_be_in_brackets_too():
 def test_padding_is_left_out_with_its_weights():
     assert lists(["a||b|", "", "|"], padding=("",)) == [["a", "b"], [], []]
     assert lists(["3|-1|-1", "-1"], padding=("-1",)) == [["3"], []]
+    assert lists(["{a,NULL}", "{}"], brackets="read", separator=",", padding=("",)) == [["a"], []]
     typed = [[3, -1, None], [-1], [0]]
     assert lists(typed, padding=("", "-1", "x")) == [[3], [], [0]]
     assert lists([[3.0, -1.0, None]], padding=("", "-1")) == [[3.0]]
