@@ -25,23 +25,29 @@ DIMS = [
 
 
 @pytest.mark.parametrize(
-    ("dims", "hot", "devices", "replicas", "platform"),
+    ("dims", "devices", "replicas", "platform"),
     [
-        (DIMS[1], "split", 8, 1, "cpu"),
-        (DIMS[2], "split", 8, 2, "cpu"),
-        (DIMS[0], "hot", 8, 2, "cpu"),
-        (DIMS[1], "split", 8, 2, "tpu"),
-        (DIMS[2], "split", 8, 1, "tpu"),
+        (DIMS[1], 8, 2, "cpu"),
+        (DIMS[2], 1, 1, "cpu"),
+        ({"ta": 1, "tb": 160, "tc": 160}, 8, 2, "tpu"),
     ],
 )
-def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replicas, platform):
-    embedding = make(dims, devices, replicas, hot=hot, platform=platform)
+def test_lookup_and_sgd_update_equal_plain_loops_and_the_dense_step(
+    dims, devices, replicas, platform
+):
+    embedding = make(dims, devices, replicas, platform=platform)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
-    rows = {name: r for name, (r, _) in logical(embedding, tables).items()}
+    before = logical(embedding, tables)
+    rows = {name: r for name, (r, _) in before.items()}
     expected = examples.looked_up(rows, embedding.layout, batch)
     result, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, result)
+    grads = random_grads(embedding, tables, batch)
+    dense = examples.row_gradients(embedding.layout, batch, grads)
+    after = logical(embedding, update(embedding, tables, batch, grads))
+    for name, gradient in dense.items():
+        np.testing.assert_allclose(after[name][0], rows[name] - 0.1 * gradient, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
         (1, "cpu", "split"),
         (8, "tpu", "hot"),
         (1, "gpu", "hot"),
-        (4, "gpu-kernel", "hot"),
+        (1, "gpu-kernel", "split"),
     ],
 )
 def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, platform, hot):
@@ -74,7 +80,7 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
     np.testing.assert_allclose(after, before - 0.1 * gradient, atol=1e-5)
 
 
-@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("dims", DIMS[::2])
 def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, monkeypatch):
     result = []
     for at_once in (2**16, 128, 16):  # 50 rows per table. With 16 the last rows are drawn twice
@@ -96,27 +102,6 @@ def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, 
         result.append(lookup(embedding, new_tables(embedding), batch)[0])
     for other in result[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, result[0])
-
-
-@pytest.mark.parametrize(
-    ("dims", "devices", "replicas", "platform"),
-    [
-        (DIMS[1], 8, 2, "cpu"),
-        (DIMS[2], 1, 1, "cpu"),
-        (DIMS[1], 2, 1, "tpu"),
-        (DIMS[2], 2, 1, "tpu"),
-    ],
-)
-def test_sgd_update_equals_the_dense_step(dims, devices, replicas, platform):
-    embedding = make(dims, devices, replicas, platform=platform)
-    tables = new_tables(embedding)
-    batch = examples.random_batch(embedding.layout, 32)
-    grads = random_grads(embedding, tables, batch)
-    before = logical(embedding, tables)
-    dense = examples.row_gradients(embedding.layout, batch, grads)
-    after = logical(embedding, update(embedding, tables, batch, grads))
-    for name, gradient in dense.items():
-        np.testing.assert_allclose(after[name][0], before[name][0] - 0.1 * gradient, atol=1e-5)
 
 
 def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
@@ -293,11 +278,8 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
 @pytest.mark.parametrize(
     ("hot", "row_optimizer", "devices", "replicas", "room", "platform"),
     [
-        ("whole", "lazy_adam", 8, 1, 0.5, "cpu"),
-        ("mixed", "ftrl", 4, 2, 0.1, "cpu"),
         ("hot", "rowwise_adagrad", 8, 2, 0.05, "cpu"),
         ("dealt", "sgd", 8, 1, 0.05, "cpu"),
-        ("hot", "adagrad", 4, 1, 0.5, "tpu"),
         ("hot", "rowwise_adagrad", 8, 2, 0.05, "tpu"),
         ("mixed", "ftrl", 4, 2, 0.1, "gpu"),
     ],
@@ -305,7 +287,10 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
 def test_update_is_the_same_on_any_mesh_and_under_any_placement(
     hot, row_optimizer, devices, replicas, room, platform, monkeypatch
 ):
-    """Compares with one device and all rows split, which other tests compare with plain loops."""
+    """Compares with one device and all rows split, which other tests compare with plain loops.
+
+    `devices_test` has more placements on CPU.
+    """
     set_chunk(monkeypatch, 32)
     plain = make(row_optimizer=row_optimizer)
     batch = examples.random_batch(plain.layout, 32)
@@ -325,7 +310,7 @@ def test_update_is_the_same_on_any_mesh_and_under_any_placement(
         np.testing.assert_allclose(rows, expected[table], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "platform"), [("sgd", "cpu"), ("adagrad", "cpu"), ("sgd", "tpu")])
+@pytest.mark.parametrize(("name", "platform"), [("adagrad", "cpu"), ("sgd", "tpu")])
 def test_whole_table_l2_equals_the_dense_optimizer_with_weight_decay(name, platform):
     embedding = make(row_optimizer=name, devices=2, l2=0.3, l2_scope="table", platform=platform)
     dense_step = {"sgd": optax.sgd(0.1), "adagrad": optax.adagrad(0.1)}[name]
@@ -354,7 +339,7 @@ def test_clip_norm_bounds_the_summed_gradient_of_a_row():
     np.testing.assert_allclose(after, before - 0.1 * clipped, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
     rng = np.random.default_rng(seed)
     ids = np.where(rng.random(200) < 0.2, PAD, rng.integers(0, 40, 200)).astype(np.int32)

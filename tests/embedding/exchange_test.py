@@ -90,7 +90,6 @@ def test_lookup_is_exact_and_update_is_the_dense_one(case, seed, kind):
     [
         (CASES[0], "gpu"),
         (CASES[2], "gpu-kernel"),
-        (CASES[0], "tpu"),
         (CASES[1], "tpu"),
         (CASES[3], "tpu"),
     ],
