@@ -29,12 +29,12 @@ def compiled_text(function, *shapes, slice_name="v3-8", spec=WHOLE, donated=(), 
     return lowered.compile(compiler_options=options).as_text()
 
 
-def of(dtype, *shape):
+def array(dtype, *shape):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def total(found, field):
-    return sum(getattr(cost, field) for cost in found)
+def total(cost_list, field):
+    return sum(getattr(cost, field) for cost in cost_list)
 
 
 @pytest.mark.parametrize(("precision", "passes"), [("default", 1), ("highest", 6)])
@@ -42,7 +42,7 @@ def test_products_count_as_often_as_their_loop_runs(precision, passes):
     def five(a, b):
         return jax.lax.fori_loop(0, 5, lambda _, a: jnp.dot(a, b, precision=precision), a)
 
-    result = costs(compiled_text(five, of(jnp.float32, 512, 256), of(jnp.float32, 256, 256)))
+    result = costs(compiled_text(five, array(jnp.float32, 512, 256), array(jnp.float32, 256, 256)))
     assert total(result, "flops") == 5 * 2 * 512 * 256 * 256 * passes
 
 
@@ -50,7 +50,7 @@ def test_batches_of_products_count_each_product_once():
     def three(a, b):
         return jnp.einsum("bij,bjk->bik", a, b)
 
-    text = compiled_text(three, of(jnp.float32, 3, 512, 256), of(jnp.float32, 3, 256, 384))
+    text = compiled_text(three, array(jnp.float32, 3, 512, 256), array(jnp.float32, 3, 256, 384))
     assert total(costs(text), "flops") == 3 * 2 * 512 * 256 * 384
 
 
@@ -61,10 +61,10 @@ def test_products_of_shared_inputs_and_their_gradients_count_what_meets():
     def gradients(x, w, g):
         return jax.vjp(experts, x, w)[1](g)
 
-    shapes = of(jnp.float32, 512, 256), of(jnp.float32, 4, 256, 128)
+    shapes = array(jnp.float32, 512, 256), array(jnp.float32, 4, 256, 128)
     product = 2 * 512 * 4 * 256 * 128
     assert total(costs(compiled_text(experts, *shapes)), "flops") == product
-    text = compiled_text(gradients, *shapes, of(jnp.float32, 512, 4, 128))
+    text = compiled_text(gradients, *shapes, array(jnp.float32, 512, 4, 128))
     assert total(costs(text), "flops") == 2 * product
 
 
@@ -111,7 +111,7 @@ def test_rows_of_a_table_count_and_the_table_does_not():
     def read(table, row):
         return table.at[row].get(mode="fill", fill_value=0)
 
-    result = costs(compiled_text(read, of(jnp.float32, TABLE, LANES), of(jnp.int32, ROWS)))
+    result = costs(compiled_text(read, array(jnp.float32, TABLE, LANES), array(jnp.int32, ROWS)))
     # Rows are gathered, then PAD rows are zeroed. Each operation reads and writes them.
     assert total(result, "memory_bytes") == pytest.approx(4 * ROWS * LANES * 4, rel=0.05)
 
@@ -120,7 +120,11 @@ def test_a_table_changed_in_place_counts_its_changed_rows():
     def write(table, row, change):
         return table.at[row].add(change, mode="drop")
 
-    shapes = of(jnp.float32, TABLE, LANES), of(jnp.int32, ROWS), of(jnp.float32, ROWS, LANES)
+    shapes = (
+        array(jnp.float32, TABLE, LANES),
+        array(jnp.int32, ROWS),
+        array(jnp.float32, ROWS, LANES),
+    )
     result = costs(compiled_text(write, *shapes, donated=(0,)))
     # Changes are read, and rows are read and written.
     assert total(result, "memory_bytes") == pytest.approx(3 * ROWS * LANES * 4, rel=0.05)
@@ -133,7 +137,7 @@ def test_a_loop_that_ends_with_the_data_runs_for_each_slice_it_may_take():
 
         return jax.lax.fori_loop(0, count[0], body, table)
 
-    shapes = of(jnp.float32, TABLE, LANES), of(jnp.int32, 7, ROWS), of(jnp.int32, 1)
+    shapes = array(jnp.float32, TABLE, LANES), array(jnp.int32, 7, ROWS), array(jnp.int32, 1)
     result = costs(compiled_text(some, *shapes, donated=(0,)))
     assert max(cost.runs for cost in result) == 7
 
@@ -147,13 +151,13 @@ def test_what_devices_send_counts_and_loops_that_wait_for_them_run_once():
 
         return jax.lax.while_loop(lambda state: state[0] > 0, body, (buffers[0, 0], buffers))[1]
 
-    text = compiled_text(rounds, of(jnp.int32, 8 * 64, 256), spec=P(meshes.SHARD))
+    text = compiled_text(rounds, array(jnp.int32, 8 * 64, 256), spec=P(meshes.SHARD))
     (sent,) = [cost for cost in costs(text) if cost.opcode == "all-to-all"]
     assert (sent.runs, sent.sent_bytes) == (1, 64 * 256 * 4)
 
 
 def test_a_sort_counts_the_passes_over_its_keys():
-    text = compiled_text(lambda x: jnp.sort(x), of(jnp.int32, 2**14))
+    text = compiled_text(lambda x: jnp.sort(x), array(jnp.int32, 2**14))
     assert total(costs(text), "compared") == 2**14 * 14 * 15 / 2
 
 
@@ -177,12 +181,12 @@ def test_networks_are_tori_where_their_ends_are_joined(name, network, is_torus):
 
 def seconds_sent(name, opcode, sent):
     """Returns the part, seconds and hops of one collective that sends this number of bytes."""
-    one = topology(name)
+    device_slice = topology(name)
     cost = scaling.Cost("", opcode, 1, sent_bytes=sent)
-    return scaling._collective(cost, one, scaling.RATES[one.generation])
+    return scaling._collective(cost, device_slice, scaling.RATES[device_slice.generation])
 
 
-def by_cut(network, is_torus, each):
+def worst_cut_bytes(network, is_torus, each):
     """Counts bytes over a link of the worst cut across one axis, from pairs of chips."""
     chips, worst = np.prod(network), 0.0
     for side in network:
@@ -194,17 +198,19 @@ def by_cut(network, is_torus, each):
 
 @pytest.mark.parametrize("name", ["v3-8", "v3-128", "v4-8", "v4-128", "v5p-16", "v6e-8"])
 def test_an_exchange_takes_what_the_busiest_cut_does(name):
-    one = topology(name)
+    device_slice = topology(name)
     sent = 2**20
     part, took, _ = seconds_sent(name, "all-to-all", sent)
-    chip = sent * one.devices / one.chips
-    expected = by_cut(sides(one), scaling.joined(one), chip / one.chips)
+    chip = sent * device_slice.devices / device_slice.chips
+    expected = worst_cut_bytes(
+        sides(device_slice), scaling.joined(device_slice), chip / device_slice.chips
+    )
     assert part == "exchange"
-    assert took * scaling.RATES[one.generation].link == pytest.approx(expected)
+    assert took * scaling.RATES[device_slice.generation].link == pytest.approx(expected)
 
 
 def test_a_twisted_torus_is_as_much_faster_as_was_published():
-    plain = by_cut((4, 4, 8), True, 2**20 / 128) / scaling.RATES["v4"].link
+    plain = worst_cut_bytes((4, 4, 8), True, 2**20 / 128) / scaling.RATES["v4"].link
     assert seconds_sent("v4-256", "all-to-all", 2**20)[1] == pytest.approx(plain / 1.63)
 
 
@@ -220,9 +226,9 @@ def test_a_step_is_bound_by_the_slowest_rate_of_each_instruction():
     def product(a, b):
         return jnp.dot(a, b)
 
-    text = compiled_text(product, of(jnp.bfloat16, 8192, 8192), of(jnp.bfloat16, 8192, 8192))
-    one = topology("v3-8")
-    result = scaling.step_time(text, one, 64, 4)
+    text = compiled_text(product, array(jnp.bfloat16, 8192, 8192), array(jnp.bfloat16, 8192, 8192))
+    device_slice = topology("v3-8")
+    result = scaling.step_time(text, device_slice, 64, 4)
     flops, of_core = 2 * 8192**3, 123e12 / 2
     assert result.product_flops == flops / 4
     assert result.total >= flops / of_core / 4
@@ -238,7 +244,11 @@ def test_an_exchange_takes_what_the_work_between_its_start_and_its_end_leaves(si
     def step(x, a, b):
         return jax.lax.all_to_all(x, meshes.SHARD, 0, 0, tiled=True), jnp.dot(a, b), a
 
-    shapes = of(jnp.float32, 8, 2**16), of(jnp.bfloat16, side, side), of(jnp.bfloat16, side, side)
+    shapes = (
+        array(jnp.float32, 8, 2**16),
+        array(jnp.bfloat16, side, side),
+        array(jnp.bfloat16, side, side),
+    )
     options = meshes.exchange_options(meshes.mesh_of(devices.devices(topology("v5e-8")), 1))
     texts = [compiled_text(step, *shapes, slice_name="v5e-8", **alone) for alone in ({}, options)]
     plain, started = (scaling.step_time(text, topology("v5e-8"), 8, 1) for text in texts)
@@ -260,11 +270,11 @@ def test_a_step_takes_as_long_in_a_call_of_one_as_in_one_of_many():
 
             return jax.lax.fori_loop(0, steps, step, x)
 
-        return compiled_text(call, of(jnp.float32, 1024, 1024))
+        return compiled_text(call, array(jnp.float32, 1024, 1024))
 
-    one, many = (scaling.step_time(text_of(n), topology("v3-8"), 64, n) for n in (1, 5))
-    assert one.total == pytest.approx(many.total, rel=0.2)
-    assert one.product_flops == many.product_flops == 2 * 1024**3
+    single, many = (scaling.step_time(text_of(n), topology("v3-8"), 64, n) for n in (1, 5))
+    assert single.total == pytest.approx(many.total, rel=0.2)
+    assert single.product_flops == many.product_flops == 2 * 1024**3
     with pytest.raises(ValueError, match="no exchange .* 7 steps"):
         scaling.step_time(text_of(5), topology("v3-8"), 64, 7)
 
@@ -275,7 +285,7 @@ def test_what_the_model_does_is_known_by_its_scope_forward_and_backward():
             y = jnp.dot(x, kernel)
         return jnp.dot(jnp.sin(y), y.T).sum()  # not in the model's scope
 
-    text = compiled_text(jax.grad(loss, argnums=(0, 1)), *[of(jnp.float32, 4096, 4096)] * 2)
+    text = compiled_text(jax.grad(loss, argnums=(0, 1)), *[array(jnp.float32, 4096, 4096)] * 2)
     products = [cost for cost in costs(text) if cost.flops]
     inside = total([c for c in products if scaling.is_of_model(c.scope)], "flops")
     assert len(products) == 5
@@ -305,7 +315,7 @@ def test_gpus_are_estimated_by_the_program_for_a_slice_of_as_many_devices():
     def product(a, b):
         return jnp.dot(a, b, precision="default")
 
-    shape = of(jnp.float32, 2048, 2048)
+    shape = array(jnp.float32, 2048, 2048)
     text = compiled_text(product, shape, shape, slice_name="v6e-4")
     gpu = scaling.step_time(text, topology("a100-4"), 8, 1)
     assert gpu.seconds["tables and rest"] == pytest.approx(2 * 2048**3 / 312e12, rel=0.5)

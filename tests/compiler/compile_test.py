@@ -69,24 +69,24 @@ def scaled(tmp_path_factory):
 
 def test_what_one_device_needs_is_reported(scaled):
     result, err, _ = scaled
-    _, one = result["topologies"]
-    assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
-    assert one["fits"] is True
-    assert one["tables_aliased"] is True
-    assert one["compiler_error"] == ""
-    assert 1 <= one["tables_bytes"] / (LARGE * (8 + 1) * 4 / 8) < 1.01
-    assert one["tables_bytes"] < one["state_bytes"] < one["used_bytes"]
-    assert one["used_bytes"] >= one["state_bytes"] + one["temporaries_bytes"]
-    assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
-    assert one["collective_bytes"] == sum(one["collectives"].values())
-    assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
+    _, entry = result["topologies"]
+    assert (entry["name"], entry["cores"], entry["devices"]) == ("v3-8", 8, 8)
+    assert entry["fits"] is True
+    assert entry["tables_aliased"] is True
+    assert entry["compiler_error"] == ""
+    assert 1 <= entry["tables_bytes"] / (LARGE * (8 + 1) * 4 / 8) < 1.01
+    assert entry["tables_bytes"] < entry["state_bytes"] < entry["used_bytes"]
+    assert entry["used_bytes"] >= entry["state_bytes"] + entry["temporaries_bytes"]
+    assert entry["used_bytes"] < entry["usable_bytes"] < entry["hbm_bytes"]
+    assert entry["collective_bytes"] == sum(entry["collectives"].values())
+    assert set(entry["collectives"]) == {"all-to-all", "all-reduce"}
     # Three executions of two steps of 64 examples: dense, labels and weights of two tasks, ids.
-    assert one["batches_bytes"] > 3 * 2 * 64 * 4 * (6 + 2 + 2 + 2)
+    assert entry["batches_bytes"] > 3 * 2 * 64 * 4 * (6 + 2 + 2 + 2)
     # A layer's product is computed three times, forward and backward. It is much larger than the
     # products that move vectors.
     layer = 2 * 64 * 2048 * 2048
-    assert 3 * layer < one["flops"] < 6 * layer
-    assert one["compile_seconds"] > 0
+    assert 3 * layer < entry["flops"] < 6 * layer
+    assert entry["compile_seconds"] > 0
     row, *_ = [line.split() for line in err.splitlines() if line.lstrip().startswith("v3-8 ")]
     assert row[:3] == ["v3-8", "8", "yes"]
 
@@ -94,9 +94,9 @@ def test_what_one_device_needs_is_reported(scaled):
 def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
     """Compiles for one of the devices of a slice."""
     some = ("--config.embedding.l2_scope=table", "--config.mesh.devices=1")
-    (one,), err = compile_all(capsys, "v3-8", *ROWS, *some)
-    assert one["tables_aliased"] is False
-    assert one["devices"] == 1
+    (entry,), err = compile_all(capsys, "v3-8", *ROWS, *some)
+    assert entry["tables_aliased"] is False
+    assert entry["devices"] == 1
     assert "hosts" not in err
 
 
@@ -113,10 +113,10 @@ def test_tables_that_are_too_large_are_rejected_by_how_much(capsys, tmp_path):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["scaling"] == []
     assert not list(tmp_path.iterdir())
-    (one,) = result["topologies"]
-    assert one["fits"] is False
-    assert one["tables_bytes"] >= rows * (32 + 1) * 4 / 8
-    assert one["used_bytes"] > one["usable_bytes"]
+    (entry,) = result["topologies"]
+    assert entry["fits"] is False
+    assert entry["tables_bytes"] >= rows * (32 + 1) * 4 / 8
+    assert entry["used_bytes"] > entry["usable_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,14 @@ def test_scaling_is_of_tpus_only(capsys):
 
 def test_what_a_gpu_needs_is_reported(capsys):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the extra gpu-compiler")
-    (eight, one), err = compile_all(capsys, "h100-8,a100-1", *ROWS)
-    assert (eight["name"], eight["devices"], one["devices"]) == ("h100-8", 8, 1)
-    assert eight["fits"] is one["fits"] is True
-    assert eight["tables_aliased"] is one["tables_aliased"] is True
-    assert 1 <= one["tables_bytes"] / (LARGE * (8 + 1) * 4) < 1.01
+    (eight, entry), err = compile_all(capsys, "h100-8,a100-1", *ROWS)
+    assert (eight["name"], eight["devices"], entry["devices"]) == ("h100-8", 8, 1)
+    assert eight["fits"] is entry["fits"] is True
+    assert eight["tables_aliased"] is entry["tables_aliased"] is True
+    assert 1 <= entry["tables_bytes"] / (LARGE * (8 + 1) * 4) < 1.01
     assert 1 <= eight["tables_bytes"] * 8 / (LARGE * (8 + 1) * 4) < 1.01
     assert set(eight["collectives"]) == {"all-to-all", "all-reduce"}
-    assert one["collectives"] == {}
+    assert entry["collectives"] == {}
     (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("a100-1 ")]
     assert row[:3] == ["a100-1", "1", "yes"]
     with pytest.raises(InputError, match="multiple of 8: found h100-12"):

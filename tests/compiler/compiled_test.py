@@ -103,16 +103,16 @@ def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(ta
     assert memory.alias_size_in_bytes >= share * 16 * 4
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 500_000
     assert memory.temp_size_in_bytes < share * 16 * 4 / 4
-    assert not _of_host(step.as_text())
+    assert not _host_instructions(step.as_text())
 
 
-def _of_host(text):
+def _host_instructions(text):
     """Lists instructions that make a program wait for Python or for data of the host."""
     waits = {"infeed", "outfeed", "send", "recv"}
     return [
-        one
-        for one in instructions_of(text)
-        if one.opcode in waits or "callback" in one.name + one.rest
+        instruction
+        for instruction in instructions_of(text)
+        if instruction.opcode in waits or "callback" in instruction.name + instruction.rest
     ]
 
 
@@ -130,9 +130,12 @@ def test_a_custom_call_makes_what_is_no_operand(result, aliases, makes):
     line = f'c = {result} custom-call(a, b), custom_call_target="C"'
     line += f", output_to_operand_aliasing={aliases}, api_version=4" if aliases else ""
     text = f"ENTRY e () -> f32[] {{\n  {line}"
-    (one,) = instructions_of(text)
-    assert (one.largest, one.written_bytes) == (max(makes, default=0), 4 * sum(makes))
-    assert checks.large_results(text, 1) == ([one] if makes else [])
+    (instruction,) = instructions_of(text)
+    assert (instruction.largest, instruction.written_bytes) == (
+        max(makes, default=0),
+        4 * sum(makes),
+    )
+    assert checks.large_results(text, 1) == ([instruction] if makes else [])
 
 
 def test_the_kernel_of_gpu_makes_the_pieces_that_it_leaves_and_no_table():
@@ -146,28 +149,28 @@ s32[1048576]{0}, f32[1048576,128]{1,0}, f32[16800000,128]{1,0}, f32[16800000]{0}
 output_to_operand_aliasing={{0}: (3, {}), {1}: (4, {})}, api_version=API_VERSION_TYPED_FFI, \
 metadata={op_name="jit(_train)/change_rows/pallas_call"}, backend_config={grid_x = 64 : i32}
     """
-    (one,) = instructions_of(text)
+    (instruction,) = instructions_of(text)
     assert not checks.large_results(text, 16_800_000)
-    assert (one.largest, one.written_bytes) == (32768 * 128, 4 * 32768 * 128)
+    assert (instruction.largest, instruction.written_bytes) == (32768 * 128, 4 * 32768 * 128)
 
 
 @pytest.mark.parametrize("target", ["cpu-1", "v3-8"])
 def test_a_callback_is_found_by_the_search_for_them(target):
-    def told(x):
+    def print_first(x):
         jax.debug.callback(print, x[0])
         return x + 1
 
     device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
     x = jax.ShapeDtypeStruct((4,), "float32", sharding=device)
-    assert _of_host(jax.jit(told).lower(x).compile().as_text())
+    assert _host_instructions(jax.jit(print_first).lower(x).compile().as_text())
 
 
 @pytest.mark.parametrize("target", ["cpu-8", "v3-8", "h200-1"])
 def test_scoring_makes_no_array_of_table_size(target):
     program, batch, share = program_on(target)
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    step_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     scored = _as_users(
-        program.predictor.predict.lower(program.predictor.weights_shape, one), target
+        program.predictor.predict.lower(program.predictor.weights_shape, step_batch), target
     )
     assert not checks.large_results(scored.as_text(), share)
 
@@ -175,9 +178,9 @@ def test_scoring_makes_no_array_of_table_size(target):
 @pytest.mark.parametrize("target", ["cpu-8", "v3-8", "h200-1"])
 def test_statistics_of_batch_norm_make_no_array_of_table_size(target):
     program, batch, share = program_on(target, norm="batch")
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    step_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     step = jax.ShapeDtypeStruct((), np.int32)
-    lowered = program.moments.lower(program.predictor.weights_shape, one, step)
+    lowered = program.moments.lower(program.predictor.weights_shape, step_batch, step)
     text = _as_users(lowered, target).as_text()
     assert not checks.large_results(text, share)
     assert "gather" in text or "xla.gpu.triton" in text  # rows are read
@@ -200,7 +203,7 @@ def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
 
 def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
     text = compiled_step("v5e-8", row_optimizer="lazy_adam", replicas=2)[0].as_text()
-    assert {one.opcode for one in instructions_of(text) if "all-to-all" in one.opcode} == {
+    assert {i.opcode for i in instructions_of(text) if "all-to-all" in i.opcode} == {
         "all-to-all-start",
         "all-to-all-done",
     }
@@ -280,7 +283,7 @@ ENTRY %e (x: f32[], y: f32[]) -> f32[] {
     %c = ((f32[8]{0}, s32[2]{0}), f32[8]{0}) all-reduce-start(%a), channel_id=2
     %d = ((f32[9,128]{1,0:T(8,128)}, s32[8]{0:T(1024)}), f32[8,128]{1,0}, u32[]) call-start(%a)
     """
-    result = [(one.opcode, one.largest, one.written_bytes) for one in instructions_of(text)]
+    result = [(i.opcode, i.largest, i.written_bytes) for i in instructions_of(text)]
     assert result == [
         ("add", 512, 2048),
         ("all-to-all", 10, 40 + 12 + 1),
