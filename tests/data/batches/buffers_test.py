@@ -62,7 +62,7 @@ def test_the_arrays_of_a_batch_lie_in_one_piece_aligned_and_apart():
         assert (array == number).all()
     assert list(batch.ids) == ["dim8", "dim16"]
     assert batch.lists["dim8"].weights.shape == (2, 2, 128)
-    sums = map_arrays(lambda one, other: one.shape[0] + other.shape[1], batch, batch)
+    sums = map_arrays(lambda first, other: first.shape[0] + other.shape[1], batch, batch)
     assert sums.ids["dim16"] == 2 + 6
     assert sums.lists["dim8"].ids == 2 + 2
 

@@ -59,7 +59,7 @@ def _labels(row):  # sorted by label
 def _block(start, stop):
     rows = range(start, stop)
     lists = [_lists(r) for r in rows]
-    values = np.array([v for pair in lists for one in pair for v in one], np.int32)
+    values = np.array([v for pair in lists for ids in pair for v in ids], np.int32)
     weights = [0.5 if i == 0 else 1 for pair in lists for i in (0, 1) for _ in pair[i]]
     return Examples(
         dense=np.array([[r, 2 * r] for r in rows], np.float32),
@@ -76,7 +76,7 @@ def _block(start, stop):
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("pipeline") / "store"
-    lengths = np.array([[len(one) for one in _lists(r)] for r in range(_ROWS)])
+    lengths = np.array([[len(ids) for ids in _lists(r)] for r in range(_ROWS)])
     runs = [lengths[start : start + 512].sum(axis=0) for start in range(_ROWS)]
     statistics = {
         "list_lengths": {
@@ -154,13 +154,13 @@ def _check_content(batch, group):
 
 
 def _step(batch, step):
-    def at(tree):
+    def take_step(tree):
         return {k: type(v)(*(a[step] for a in v)) for k, v in tree.items()}
 
     return batch._replace(
         dense=batch.dense[step],
         ids={k: v[step] for k, v in batch.ids.items()},
-        lists=at(batch.lists),
+        lists=take_step(batch.lists),
         labels=batch.labels[step],
         weights=batch.weights[step],
         dropped=batch.dropped[step],
@@ -270,9 +270,9 @@ def test_a_restart_at_any_step_gives_the_same_batches(store, first):
     next(batches), next(batches)
     batches.seek(first)
     moved = _collect(batches)
-    for leaf, one, two in zip(whole, restarted, moved, strict=True):
-        np.testing.assert_array_equal(leaf[first:], one)
-        np.testing.assert_array_equal(leaf[first:], two)
+    for leaf, after_restart, after_seek in zip(whole, restarted, moved, strict=True):
+        np.testing.assert_array_equal(leaf[first:], after_restart)
+        np.testing.assert_array_equal(leaf[first:], after_seek)
 
 
 @pytest.fixture
@@ -407,7 +407,7 @@ def test_lists_that_do_not_fit_are_cut_and_counted(store):
     )
     assert execution.lists["dim8"].ids.shape[-1] == 512 * 2.5  # the mean of a group
     kept = (execution.lists["dim8"].ids != PAD).sum()
-    lengths = np.array([[len(one) for one in _lists(r)] for r in _rows(execution)[0]])
+    lengths = np.array([[len(ids) for ids in _lists(r)] for r in _rows(execution)[0]])
     assert execution.dropped.sum() > 0
     assert kept + execution.dropped.sum() == lengths.sum()
 
@@ -531,7 +531,7 @@ def _fewer_rows(**rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "found"),
+    ("rows", "message"),
     [
         (dict(rows=3000), r"the feature '(row|b)' must be rows of the table 'rows', 0 to 2999"),
         (dict(small=49), r"the feature 'pair' must be .* 'small', 0 to 48 \(rows=49\).*: found 49"),
@@ -539,17 +539,17 @@ def _fewer_rows(**rows):
     ],
 )
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_ids_that_no_table_has_stop_training_and_evaluation(store, rows, found, prefetch):
+def test_ids_that_no_table_has_stop_training_and_evaluation(store, rows, message, prefetch):
     lay = _fewer_rows(**rows)
     settings = _SETTINGS | {"batch_size": 4096, "prefetch_batches": prefetch}
     training = TrainBatches(store.split("train"), lay, **settings)
-    with pytest.raises(InputError, match=rf"Example \d+ of the batch: ids of {found}"):
+    with pytest.raises(InputError, match=rf"Example \d+ of the batch: ids of {message}"):
         next(training)
     training.close()
     evaluation = EvaluationBatches(
         store.split("train"), lay, batch_size=4096, prefetch_batches=prefetch
     )
-    with pytest.raises(InputError, match=rf"Example \d+ of the batch: ids of {found}"):
+    with pytest.raises(InputError, match=rf"Example \d+ of the batch: ids of {message}"):
         next(iter(evaluation))
 
 
@@ -564,10 +564,10 @@ def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
         _collect(TrainBatches(store.split("train"), each, **_SETTINGS)) for each in (_LAYOUT, lay)
     )
     assert (plain[1] != moved[1]).any()
-    for i, (one, other) in enumerate(zip(plain, moved, strict=True)):
+    for i, (array, other) in enumerate(zip(plain, moved, strict=True)):
         if i in (1, 2):  # single ids, and ids of lists
             other = np.where(other == PAD, PAD, to_plain[np.where(other == PAD, 0, other)])
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(array, other)
 
 
 _SCRIPT = """

@@ -50,8 +50,8 @@ def encoder_of(columns, boundaries=None, as_of=None, **features):
     return Encoder(spec, {}, {}, Statistics(spec), as_of=as_of, boundaries=boundaries)
 
 
-def encode(columns, **given):
-    return encoder_of(columns, **given).encode(chunk_of(columns))
+def encode(columns, **features):
+    return encoder_of(columns, **features).encode(chunk_of(columns))
 
 
 # Delayed conversions.
@@ -96,15 +96,15 @@ def test_a_conversion_counts_within_its_window_and_is_unknown_while_it_is_open(
     task = BUY | (dict(label="label") if with_label else {})
     task |= dict(mask="mask") if with_mask else {}
     encoder = encoder_of(columns, as_of=as_of * half, tasks=[task], time="at")
-    found = encoder.encode(chunk_of(columns)).labels[:, 0]
+    result = encoder.encode(chunk_of(columns)).labels[:, 0]
     expected, pending = [], 0
     for at, delay, label, mask in rows:
         known = (label is not None or not with_label) and (mask or not with_mask)
         conversion = None if delay is None else at + delay
-        one = label_by_hand(at, conversion, 4, as_of, known)
-        expected.append(np.nan if one is None else one)
-        pending += known and one is None
-    np.testing.assert_array_equal(found, np.float32(expected))
+        label_value = label_by_hand(at, conversion, 4, as_of, known)
+        expected.append(np.nan if label_value is None else label_value)
+        pending += known and label_value is None
+    np.testing.assert_array_equal(result, np.float32(expected))
     statistics = encoder.statistics.summary()["tasks"]["buy"]
     assert statistics["pending"] == pending
     assert statistics["known"] == sum(e == e for e in expected)
@@ -125,25 +125,25 @@ def test_what_is_known_of_late_conversions_has_their_share():
         ],
     }
     task = BUY | dict(window_hours=7 * 24.0)
-    found = encode(columns, tasks=[task], time="at", as_of=14 * 24 * HOUR).labels[:, 0]
-    assert 0.4 < np.isnan(found).mean() < 0.6
-    assert np.nanmean(found) == pytest.approx((delay <= 7 * 24).mean(), abs=0.01)
+    result = encode(columns, tasks=[task], time="at", as_of=14 * 24 * HOUR).labels[:, 0]
+    assert 0.4 < np.isnan(result).mean() < 0.6
+    assert np.nanmean(result) == pytest.approx((delay <= 7 * 24).mean(), abs=0.01)
 
 
 def test_the_spec_says_when_the_data_was_looked_at_before_what_was_learned_does():
     columns = {"at": ["2024-05-01", "2024-05-02"], "bought": [None, "2024-05-02T01:30"]}
-    given = dict(tasks=[BUY], time="at")
+    features = dict(tasks=[BUY], time="at")
 
-    def found(**more):
-        return encode(columns, **given, **more).labels[:, 0].tolist()
+    def encoded(**more):
+        return encode(columns, **features, **more).labels[:, 0].tolist()
 
     second = 1_714_608_000  # 2024-05-02
-    assert found(as_of=second + HOUR) == [0, pytest.approx(np.nan, nan_ok=True)]
-    spec = spec_of(columns, **given, as_of="2024-05-02 02:00:00")
+    assert encoded(as_of=second + HOUR) == [0, pytest.approx(np.nan, nan_ok=True)]
+    spec = spec_of(columns, **features, as_of="2024-05-02 02:00:00")
     encoder = Encoder(spec, {}, {}, Statistics(spec), as_of=0.0)
     assert encoder.encode(chunk_of(columns)).labels[:, 0].tolist() == [0, 1]
     with pytest.raises(InputError, match=r"features.as_of: must be the time of the data"):
-        found()
+        encoded()
     assert labels.horizon(spec_of(["click"])) is None
 
 
@@ -341,11 +341,11 @@ def fitted(block):
         return losses.weighted_loss(logits, labels, weights, jnp.ones(1), total, ("binary",))
 
     # Newton's method converges from here, because the sampled classes are balanced.
-    found = jnp.array([logit_correction.mean() if logit_correction.size else 0.0, 0.0])
+    coefficients = jnp.array([logit_correction.mean() if logit_correction.size else 0.0, 0.0])
     step = jax.jit(lambda c: c - jnp.linalg.solve(jax.hessian(loss)(c), jax.grad(loss)(c)))
     for _ in range(8):
-        found = step(found)
-    return np.asarray(found)
+        coefficients = step(coefficients)
+    return np.asarray(coefficients)
 
 
 @pytest.mark.parametrize("correction", ["weight", "shift"])
@@ -358,8 +358,8 @@ def test_predictions_are_of_all_traffic_though_nine_negatives_of_ten_were_left_o
     rate = np.where(x > 0, 0.05, 0.2) if by_column else np.full(len(x), 0.1)
     keep = (y == 1) | (u < rate)
     columns = {"click": y[keep], "x": x[keep], "rate": rate[keep]}
-    given = dict(negative_rate_column="rate") if by_column else dict(negative_rate=0.1)
-    task = CLICK | given | dict(negative_correction=correction)
+    rates = dict(negative_rate_column="rate") if by_column else dict(negative_rate=0.1)
+    task = CLICK | rates | dict(negative_correction=correction)
     floats = [dict(columns="x")]
     with jax.enable_x64(True):
         block = encode(columns, tasks=[task], dense=floats)
@@ -391,13 +391,13 @@ def test_a_number_has_the_row_of_its_bucket(fitted):
     bucket = dict(columns="x", encoding="bucket")
     bucket |= dict(buckets=9) if fitted else dict(boundaries=boundaries)
     features = dict(categorical=[bucket, dict(columns="y", encoding="integer", rows=3)])
-    found = {"x": np.array(boundaries)} if fitted else None
-    encoder = encoder_of(columns, boundaries=found, **features)
+    learned = {"x": np.array(boundaries)} if fitted else None
+    encoder = encoder_of(columns, boundaries=learned, **features)
     rows = encoder.encode(chunk_of(columns)).ids
     assert rows[:, 0].tolist() == [row_by_hand(v, boundaries) for v in values]
     assert rows[:, 1].tolist() == [1] * len(values)
     assert encoder.statistics.summary()["categorical"]["x"]["missing"] == 1
-    schema = build_schema(spec_of(columns, **features), {}, {}, {}, found)
+    schema = build_schema(spec_of(columns, **features), {}, {}, {}, learned)
     table = schema.tables[0]
     assert (table.name, table.rows, table.encoding) == ("x", 2 + 5, "bucket")
     moved = {"x": np.array([*boundaries[:3], 8.0])}

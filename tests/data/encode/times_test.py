@@ -29,7 +29,7 @@ def seconds(values, kind=None, time_format=""):
     return times.seconds(column(values, kind), time_format=time_format).tolist()
 
 
-def of_python(text):
+def utc_seconds(text):
     result = datetime.datetime.fromisoformat(text)
     return (result if result.tzinfo else result.replace(tzinfo=UTC)).timestamp()
 
@@ -51,9 +51,9 @@ TEXTS = [
 
 
 def test_text_of_every_form_is_read_as_python_reads_it():
-    assert seconds(TEXTS) == [of_python(text) for text in TEXTS]
+    assert seconds(TEXTS) == [utc_seconds(text) for text in TEXTS]
     for text in TEXTS:  # alone, because a column is parsed as a whole
-        assert seconds([text]) == [of_python(text)]
+        assert seconds([text]) == [utc_seconds(text)]
 
 
 def test_a_fraction_counts_to_the_microsecond():
@@ -88,14 +88,17 @@ def test_dates_as_digits_are_read_as_declared_and_else_rejected_with_their_form(
     form, digits, meant
 ):
     for values in ([digits], [int(digits)], [float(digits)]):
-        assert seconds(values, None, form) == [of_python(meant)]
+        assert seconds(values, None, form) == [utc_seconds(meant)]
         with pytest.raises(BadRows, match=f"found .*Set .*features.time_format='{form}'"):
             seconds(values)
 
 
 def test_a_date_of_eight_digits_is_read_where_no_other_form_has_it():
-    assert seconds(["20240501", "20131231"]) == [of_python("2024-05-01"), of_python("2013-12-31")]
-    assert seconds([20240229, 1714521600]) == [of_python("2024-02-29"), 1714521600]
+    assert seconds(["20240501", "20131231"]) == [
+        utc_seconds("2024-05-01"),
+        utc_seconds("2013-12-31"),
+    ]
+    assert seconds([20240229, 1714521600]) == [utc_seconds("2024-02-29"), 1714521600]
     for bad in (20240230, 20241301, 19991231, 86_400, 19_723, 2024):
         with pytest.raises(BadRows, match=f"row 3, column when: must be a time.*found {bad}"):
             seconds([20240501, bad])
@@ -105,7 +108,7 @@ def test_a_date_of_eight_digits_is_read_where_no_other_form_has_it():
 
 def test_zones_may_be_spelled_as_databases_export_them():
     texts = ["2024-05-01 12:00:00 UTC", "2024-05-01 12:00:00.5 UTC", "2024-05-01 14:00:00 +02:00"]
-    noon = of_python("2024-05-01 12:00")
+    noon = utc_seconds("2024-05-01 12:00")
     assert seconds(texts) == [noon, noon + 0.5, noon]
 
 
@@ -125,7 +128,7 @@ def test_units_below_the_second_are_named(number, unit, divisor):
 
 
 def test_days_since_1970_are_read_as_declared():
-    assert seconds([19_723], None, "days") == [of_python("2024-01-01")]
+    assert seconds([19_723], None, "days") == [utc_seconds("2024-01-01")]
 
 
 @pytest.mark.parametrize("missing", [None, ""])

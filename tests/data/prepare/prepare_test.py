@@ -381,7 +381,7 @@ def _row_of(value, policy, rows=7):
     }[policy]
 
 
-def _as(kind, values):
+def _to_array(kind, values):
     if kind == "text":
         # Leading zeros do not change a number.
         spelled = [v if v is None else f"{'-' if v < 0 else ''}000{abs(v)}" for v in values]
@@ -409,13 +409,13 @@ def test_an_id_outside_its_table_gets_the_row_of_its_policy(tmp_path, policy, ki
         bad = [int(float(v)) for v in bad]
     values = [v for pair in zip(bad, GOOD * len(bad), strict=False) for v in pair] + GOOD
     lists = [values[i : i + 3] for i in range(0, len(values), 3)]
-    lists = [[v for v in one if v is not None] for one in lists]
-    flat = [v for one in lists for v in one]
-    ends = np.cumsum([0] + [len(one) for one in lists])
+    lists = [[v for v in cells if v is not None] for cells in lists]
+    flat = [v for cells in lists for v in cells]
+    ends = np.cumsum([0] + [len(cells) for cells in lists])
     columns = {
         "label": [1] * len(lists),
-        "id": _as(kind, values[: len(lists)]),
-        "list": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), _as(kind, flat)),
+        "id": _to_array(kind, values[: len(lists)]),
+        "list": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), _to_array(kind, flat)),
     }
     both = dict(encoding="integer", rows=7, table="t", on_bad_id=policy)
     store = prepare_parquet(
@@ -622,13 +622,13 @@ def test_lists_of_text_and_of_native_types_are_the_same(tmp_path):
         for name in ("one", "two")
     ]
     expected = [
-        [[row_of[0][v] for v in one or []], [row_of[1][v] for v in two]]
-        for one, two in zip(lists["one"], lists["two"], strict=True)
+        [[row_of[0][v] for v in cells or []], [row_of[1][v] for v in two]]
+        for cells, two in zip(lists["one"], lists["two"], strict=True)
     ]
     expected_weights = [
         w
-        for one, ws in zip(lists["one"], weights, strict=True)
-        for w in [1.0] * len(one or []) + ws
+        for cells, ws in zip(lists["one"], weights, strict=True)
+        for w in [1.0] * len(cells or []) + ws
     ]
     for store in (native, texts):
         assert lists_of(whole(store)) == expected

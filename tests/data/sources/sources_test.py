@@ -138,16 +138,16 @@ def test_directories_that_are_linked_are_read_once(tmp_path):
     assert [Path(name).parent.name for name in order] == ["day1", "day2", "day4"]
 
 
-@pytest.mark.parametrize("given", ["", "*.csv", "day?.csv"])
-def test_a_link_to_nothing_is_not_passed_over(tmp_path, given):
+@pytest.mark.parametrize("pattern", ["", "*.csv", "day?.csv"])
+def test_a_link_to_nothing_is_not_passed_over(tmp_path, pattern):
     (tmp_path / "day1.csv").write_text("n\n1\n")
     (tmp_path / "day2.csv").symlink_to(tmp_path / "gone.csv")
     with pytest.raises(InputError, match=r"day2.csv: must be a file: found a link to '.*gone.csv'"):
-        make_source(dict(kind="csv", files=dict(train=str(tmp_path / given))))
+        make_source(dict(kind="csv", files=dict(train=str(tmp_path / pattern))))
 
 
-@pytest.mark.parametrize("given", ["*/x.csv", "**/*.csv", "*/*.csv", "**"])
-def test_a_directory_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch, given):
+@pytest.mark.parametrize("pattern", ["*/x.csv", "**/*.csv", "*/*.csv", "**"])
+def test_a_directory_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch, pattern):
     for name in ("a", "b", "lost+found"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.csv").write_text("n\n1\n")
@@ -155,7 +155,7 @@ def test_a_directory_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypat
     # Root can read all files, so the permission error is simulated.
     monkeypatch.setattr("os.access", lambda path, _: Path(path) not in closed)
     with pytest.raises(InputError, match=r"/b must be a directory that can be read"):
-        make_source(dict(kind="csv", files=dict(train=str(tmp_path / given))))
+        make_source(dict(kind="csv", files=dict(train=str(tmp_path / pattern))))
 
 
 def test_gzip_of_several_members_is_read_to_its_end(tmp_path):

@@ -543,7 +543,7 @@ def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("nulls", "found"),
+    ("nulls", "message"),
     [
         ("NULL", " must be a list: found 'NULL'"),
         (None, " must be a list: found None"),
@@ -563,10 +563,10 @@ def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
         ),
     ],
 )
-def test_null_values_that_cannot_be_used(tmp_path, nulls, found):
+def test_null_values_that_cannot_be_used(tmp_path, nulls, message):
     path = tmp_path / "a.csv"
     path.write_bytes(PLAIN)
-    with rejected(f"source.null_values{found}"):
+    with rejected(f"source.null_values{message}"):
         source_with(path, nulls)
 
 

@@ -458,9 +458,9 @@ def test_prepared_tfrecords_are_the_store_of_the_same_csv(tmp_path):
         stores[kind] = open_store(tmp_path / kind)
     assert stores["csv"].schema == stores["tfrecord"].schema
     blocks = [list(store.split("train").blocks()) for store in stores.values()]
-    for one, other in zip(*blocks, strict=True):
+    for block, other in zip(*blocks, strict=True):
         for field_name in ("dense", "ids", "list_lengths", "list_values", "labels"):
-            np.testing.assert_array_equal(getattr(one, field_name), getattr(other, field_name))
+            np.testing.assert_array_equal(getattr(block, field_name), getattr(other, field_name))
 
 
 def test_numpy_and_protobuf_read_the_same(monkeypatch):

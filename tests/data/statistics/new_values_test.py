@@ -270,17 +270,17 @@ def new_of(rows, store):
 
 def test_what_is_counted_is_what_python_counts_in_any_number_of_processes(tmp_path, small_units):
     earlier, source, rows = wide_days(tmp_path)
-    one, store = warned(source, tmp_path / "one", earlier.path, WIDE_FEATURES, runner=Local(1))
-    two, _ = warned(source, tmp_path / "two", earlier.path, WIDE_FEATURES, runner=Local(2))
+    lines, store = warned(source, tmp_path / "one", earlier.path, WIDE_FEATURES, runner=Local(1))
+    lines_of_two, _ = warned(source, tmp_path / "two", earlier.path, WIDE_FEATURES, runner=Local(2))
     assert content(tmp_path / "one") == content(tmp_path / "two")
-    assert one == two
+    assert lines == lines_of_two
     statistics = store.split("train").statistics
     columns = statistics["categorical"] | statistics["ragged"]
     wanted = new_of(rows, earlier)
     assert {name: (c["new"], c["new_share"]) for name, c in columns.items()} == {
         name: (new, share) for name, (new, share, _) in wanted.items()
     }
-    assert [line.split(" are not")[0] for line in one] == [
+    assert [line.split(" are not")[0] for line in lines] == [
         f"feature {name}: {share:.2%} of {there} values in train"
         for name, (_, share, there) in wanted.items()
     ]
@@ -414,7 +414,7 @@ def test_a_value_of_parquet_is_spelled_as_the_page_on_data_says(
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "message"),
     [
         (pa.array([0.5]), "text or whole numbers: found 0.5"),
         (pa.array([np.nan], pa.float64()), "text or whole numbers: found nan"),
@@ -432,8 +432,8 @@ def test_a_value_of_parquet_is_spelled_as_the_page_on_data_says(
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_a_value_of_parquet_that_has_no_spelling_is_rejected(tmp_path, values, found):
-    with pytest.raises(InputError, match=f"column v: must be {found}"):
+def test_a_value_of_parquet_that_has_no_spelling_is_rejected(tmp_path, values, message):
+    with pytest.raises(InputError, match=f"column v: must be {message}"):
         spelled(tmp_path, values)
 
 

@@ -13,14 +13,14 @@ from jaxrank.data.statistics import quantiles
 from jaxrank.data.statistics.quantiles import QuantileSketch
 
 
-def of(*parts):
+def sketch(*parts):
     result = QuantileSketch()
     for part in parts:
         result.add(np.asarray(part, np.float64))
     return result
 
 
-def by_hand(values, buckets):
+def expected_boundaries(values, buckets):
     """Returns, for each k, the value with the number of smaller values nearest to k / n of all.
 
     The smaller one of two equally near values.
@@ -44,7 +44,7 @@ NUMBERS = st.lists(st.sampled_from([-2.5, -1.0, 0.0, 0.5, 1.0, 3.0, 2.0**100]), 
 @settings(max_examples=200, deadline=None)
 @given(NUMBERS, st.integers(2, 9))
 def test_boundaries_of_few_values_are_those_of_a_search_by_hand(values, buckets):
-    assert of(values).boundaries(buckets).tolist() == by_hand(values, buckets)
+    assert sketch(values).boundaries(buckets).tolist() == expected_boundaries(values, buckets)
 
 
 @settings(max_examples=200, deadline=None)
@@ -57,9 +57,9 @@ def test_boundaries_of_few_values_are_those_of_a_search_by_hand(values, buckets)
 def test_boundaries_depend_on_neither_order_nor_parts(values, random, cut, most_exact):
     quantiles._MOST_EXACT, before = most_exact, quantiles._MOST_EXACT
     try:
-        whole = of(values)
+        whole = sketch(values)
         shuffled = random.sample(values, len(values))
-        parts = of(shuffled[:cut]), of(shuffled[cut:], [])
+        parts = sketch(shuffled[:cut]), sketch(shuffled[cut:], [])
         read = QuantileSketch.from_state(json.loads(json.dumps(parts[0].to_state())))
         read.merge(parts[1])
         for buckets in (2, 7, 50):
@@ -74,7 +74,7 @@ def test_boundaries_depend_on_neither_order_nor_parts(values, random, cut, most_
 def test_buckets_of_many_values_hold_nearly_equally_many():
     rng = np.random.default_rng(0)
     values = np.concatenate([rng.normal(size=60_000), rng.lognormal(3, 2, 40_000)])
-    result = of(values).boundaries(20)
+    result = sketch(values).boundaries(20)
     assert len(result) == 19
     counts = np.bincount(np.searchsorted(result, np.float32(values), side="right"), minlength=20)
     # A boundary is off by at most one bin, which has a relative width of 1/128.
@@ -83,20 +83,20 @@ def test_buckets_of_many_values_hold_nearly_equally_many():
 
 def test_a_value_that_is_most_of_all_has_a_bucket_of_its_own():
     zeros, others = [0.0] * 900, np.linspace(1, 2, 100)
-    result = of(zeros, others, -others[:50])
+    result = sketch(zeros, others, -others[:50])
     edges = result.boundaries(10)
     number = collections.Counter(np.searchsorted(edges, zeros, side="right").tolist())
     assert len(number) == 1
     assert edges[0] == 0  # the negative ones are below it
     assert 1 <= edges[1] <= 1.1
-    assert of(zeros).boundaries(10).tolist() == []
-    assert of().boundaries(10).tolist() == []
+    assert sketch(zeros).boundaries(10).tolist() == []
+    assert sketch().boundaries(10).tolist() == []
 
 
 def test_missing_values_and_the_sign_of_zero_count_for_nothing_and_huge_ones_are_clipped():
-    assert of([np.nan, 1.0, np.nan, 2.0]).boundaries(2).tolist() == [2.0]
-    assert of([-0.0, 0.0, 0.0]).boundaries(2).tolist() == []
-    assert of([-1e300, 1e300]).boundaries(2).tolist() == [pytest.approx(3.4028235e38)]
+    assert sketch([np.nan, 1.0, np.nan, 2.0]).boundaries(2).tolist() == [2.0]
+    assert sketch([-0.0, 0.0, 0.0]).boundaries(2).tolist() == []
+    assert sketch([-1e300, 1e300]).boundaries(2).tolist() == [pytest.approx(3.4028235e38)]
 
 
 def test_bins_rise_with_the_value_and_begin_at_their_least():

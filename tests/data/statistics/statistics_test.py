@@ -121,21 +121,21 @@ def expected(data, rows):
     return tree
 
 
-def assert_close(found, wanted, where=""):
+def assert_close(actual, wanted, where=""):
     """Asserts equality up to the last digits of floats."""
     if isinstance(wanted, dict):
-        assert set(found) == set(wanted), where
+        assert set(actual) == set(wanted), where
         for key in wanted:
-            assert_close(found[key], wanted[key], f"{where}/{key}")
+            assert_close(actual[key], wanted[key], f"{where}/{key}")
     elif isinstance(wanted, list):
-        assert len(found) == len(wanted), where
-        for i, pair in enumerate(zip(found, wanted, strict=True)):
+        assert len(actual) == len(wanted), where
+        for i, pair in enumerate(zip(actual, wanted, strict=True)):
             assert_close(*pair, f"{where}[{i}]")
     elif isinstance(wanted, float):
-        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9), where
+        assert actual == pytest.approx(wanted, rel=1e-9, abs=1e-9), where
     else:
-        assert found == wanted, where
-        assert type(found) is type(wanted), where
+        assert actual == wanted, where
+        assert type(actual) is type(wanted), where
 
 
 def pieces_of(random, rows, most):
@@ -145,7 +145,7 @@ def pieces_of(random, rows, most):
     return list(zip(ends[:-1], ends[1:], strict=True))
 
 
-def through_json(tree):
+def round_trip_json(tree):
     return json.loads(json.dumps(tree, allow_nan=False))
 
 
@@ -160,7 +160,7 @@ def test_statistics_equal_plain_loops_however_the_examples_are_cut(seed, rows, p
         part = Statistics(FEATURES)
         for first, last in pieces_of(random, stop - start, 3):
             count(part, data, start + first, start + last)
-        states.append(through_json(part.to_state()))
+        states.append(round_trip_json(part.to_state()))
         whole.merge(Statistics.from_state(FEATURES, states[-1]))
     result = whole.summary()
     wanted = expected(data, rows)
@@ -177,11 +177,11 @@ def test_what_was_merged_is_what_json_gives_back():
     whole = Statistics(FEATURES)
     for start, stop in pieces_of(random, 700, 9):
         count(whole, data, start, stop)
-    tree = through_json(whole.summary())
+    tree = round_trip_json(whole.summary())
     assert tree == whole.summary()  # of plain numbers, lists and texts
     again = Statistics.from_state(FEATURES, tree)
     assert again.summary() == tree
-    state = through_json(whole.to_state())
+    state = round_trip_json(whole.to_state())
     assert Statistics.from_state(FEATURES, state).summary() == tree
     assert statistics_module.merged([tree]) == tree
     count(whole, data, 5, 20)
@@ -215,7 +215,7 @@ def test_statistics_of_other_features_are_not_merged():
 def test_damaged_statistics_are_rejected_with_their_place(damage):
     good = Statistics(FEATURES)
     count(good, examples(np.random.default_rng(0), 9), 0, 9)
-    bad = through_json(good.summary())
+    bad = round_trip_json(good.summary())
     damage(bad)
     with pytest.raises(InputError, match=r"statistics 1: must be what `prepare` wrote"):
         statistics_module.merged([good.summary(), bad])
@@ -292,7 +292,7 @@ def test_percentiles_of_long_lists_are_the_upper_edges_of_their_bins():
 def test_lengths_are_restored_from_their_state(lists):
     random = np.random.default_rng(7)
     whole = lengths_in_parts(random.poisson(4, (1100, lists)), [300])
-    state = through_json(whole.to_state())
+    state = round_trip_json(whole.to_state())
     again = ListLengths.from_state(state)
     assert again.to_state() == state
     more = lengths_in_parts(random.poisson(9, (700, lists)), [])
@@ -314,7 +314,7 @@ def test_the_state_of_a_thousand_lists_is_small():
         statistics.add_rows("ragged", i, random.integers(0, 10**6, total).astype(np.int32))
     tree = statistics.to_state()
     assert len(json.dumps(tree)) < 9 << 20
-    again = Statistics.from_state(features, through_json(tree))
+    again = Statistics.from_state(features, round_trip_json(tree))
     assert again.to_state() == tree
     assert again.summary() == statistics.summary()
 
@@ -329,7 +329,7 @@ def test_moments_keep_their_digits_where_the_mean_is_large_and_drifts():
         piece = Moments(2)
         for chunk in np.split(part, [len(part) // 3]):
             piece.add(chunk)
-        moments.merge(Moments.from_state(through_json(piece.to_state())))
+        moments.merge(Moments.from_state(round_trip_json(piece.to_state())))
     for i in range(2):
         mean = math.fsum(values[:, i]) / 4000
         std = math.sqrt(math.fsum((values[:, i] - mean) ** 2) / 4000)
@@ -387,7 +387,7 @@ def test_what_is_kept_of_distinct_rows_depends_on_the_rows_alone():
     merged = distinct()
     assert len(set(rows[:10])) == parts[0].counts()
     for part in parts[::-1]:
-        merged.merge(HyperLogLog.from_state(through_json(part.to_state())))
+        merged.merge(HyperLogLog.from_state(round_trip_json(part.to_state())))
     assert merged.to_state() == whole.to_state()
     assert distinct(random.permutation(rows), rows[:999]).to_state() == whole.to_state()
     assert distinct(rows[rows != 3]).to_state() != whole.to_state()
@@ -451,7 +451,7 @@ def test_a_chunk_that_is_rejected_does_not_count():
 # Report.
 
 
-def told(features, new=None, **change):
+def report_lines(features, new=None, **change):
     statistics = Statistics(features)
     n = 200
     lengths = np.zeros((n, len(features.ragged)), np.int32)
@@ -475,7 +475,7 @@ def test_a_report_of_few_features_has_a_table_for_each_kind():
         categorical=(CategoricalSpec(("word",)), CategoricalSpec(("key",))),
         ragged=(RaggedSpec(("tags",)),),
     )
-    lines = told(
+    lines = report_lines(
         features, id_unknown=(1, 50), id_missing=(1, 100), list_out_of_range=(0, 1234),
         list_truncated_lists=(0, 5), pending=(1, 1500),
     )  # fmt: skip
@@ -501,7 +501,7 @@ def test_a_report_of_many_features_names_the_worst():
         categorical=tuple(CategoricalSpec((f"c{i}",)) for i in range(500)),
         ragged=tuple(RaggedSpec((f"l{i}",)) for i in range(500)),
     )
-    lines = told(
+    lines = report_lines(
         features, id_unknown=([8, 3, 4, 5], [20, 40, 30, 10]), list_truncated_lists=(77, 100),
         list_truncated=(77, 1000),
     )  # fmt: skip
@@ -526,7 +526,7 @@ def test_values_that_an_earlier_store_does_not_have_are_reported_of_each_feature
         ragged=(RaggedSpec(("tags",)), RaggedSpec(("seen",))),
     )
     new = dict(categorical={"key": NewValues(200, 150)}, ragged={"tags": NewValues(120, 3)})
-    assert told(features, new=new)[2:] == [
+    assert report_lines(features, new=new)[2:] == [
         "categorical  missing  unknown     new  distinct (approx.)",
         "word           0.00%    0.00%       -                   1",
         "key            0.00%    0.00%  75.00%                   1",
@@ -537,7 +537,9 @@ def test_values_that_an_earlier_store_does_not_have_are_reported_of_each_feature
     many = FeatureSpec(
         tasks=FEATURES.tasks, categorical=tuple(CategoricalSpec((f"c{i}",)) for i in range(30))
     )
-    lines = told(many, new=dict(categorical={"c7": NewValues(200, 50), "c9": NewValues(200, 150)}))
+    lines = report_lines(
+        many, new=dict(categorical={"c7": NewValues(200, 50), "c9": NewValues(200, 150)})
+    )
     assert "2 categorical features: 50.00% new, most in c9 (75.00%), c7 (25.00%)" in lines
 
 
@@ -545,5 +547,5 @@ def test_a_float_without_values_is_reported():
     features = FeatureSpec(tasks=FEATURES.tasks, dense=(DenseSpec(("x",)),))
     statistics = Statistics(features)
     statistics.add(np.ones((4, 2), np.float32), np.full((4, 1), np.nan), np.zeros((4, 0), np.int32))
-    line = report.lines(through_json(statistics.summary()))[-1]
+    line = report.lines(round_trip_json(statistics.summary()))[-1]
     assert line.split() == ["x", "100.00%", "-", "-", "-", "-"]

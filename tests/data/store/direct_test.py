@@ -99,8 +99,8 @@ def batch_arrays(batch):
     return flat | {"dropped": batch.dropped}
 
 
-def assert_same_batch(one, other):
-    first, second = batch_arrays(one), batch_arrays(other)
+def assert_same_batch(actual, expected):
+    first, second = batch_arrays(actual), batch_arrays(expected)
     assert list(first) == list(second)
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name], err_msg=name)
@@ -143,8 +143,8 @@ def test_training_batches_are_those_of_a_prepared_store(data, workers):
     expected = train_batches(prepared)
     assert batches.capacities == expected.capacities
     count = 0
-    for one, other in zip(batches, expected, strict=True):
-        assert_same_batch(one, other)
+    for batch, other in zip(batches, expected, strict=True):
+        assert_same_batch(batch, other)
         count += 1
     assert count == 50  # more than two epochs
 
@@ -157,9 +157,9 @@ def test_evaluation_batches_are_those_of_a_prepared_store(data):
         batches = EvaluationBatches(store.split("test"), lay, batch_size=MAX_GROUP)
         result.append((batches.capacities, list(batches)))
     assert result[0][0] == result[1][0]
-    for (one, rows), (other, expected) in zip(result[0][1], result[1][1], strict=True):
+    for (batch, rows), (other, expected) in zip(result[0][1], result[1][1], strict=True):
         assert rows == expected
-        assert_same_batch(one, other)
+        assert_same_batch(batch, other)
 
 
 def test_list_lengths_are_exact_and_read_when_they_are_asked_for(data, monkeypatch):

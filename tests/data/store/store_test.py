@@ -56,15 +56,15 @@ def write(path, blocks, schema=SCHEMA):
         return writer.finish(schema, SPEC)
 
 
-def assert_blocks_equal(found, expected):
+def assert_blocks_equal(actual, expected):
     for name in [f.name for f in dataclasses.fields(Examples) if f.name != "kept"]:
-        a, b = getattr(found, name), getattr(expected, name)
+        a, b = getattr(actual, name), getattr(expected, name)
         if b is None:
             assert a is None
         else:
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
-    assert found.kept.equals(expected.kept)
+    assert actual.kept.equals(expected.kept)
 
 
 @pytest.mark.parametrize(("lists", "weighted"), [(2, True), (2, False), (0, False)])

@@ -45,7 +45,7 @@ def test_a_store_without_features_has_the_columns_of_the_others(store, skip, lef
     values, lengths = full.list_values, full.list_lengths.reshape(-1).tolist()
     lists = np.split(values, np.cumsum(lengths)[:-1])
     expected = [lists[n * 2 + i] for n in range(full.rows) for i in kept]
-    assert block.list_values.tolist() == [row for one in expected for row in one.tolist()]
+    assert block.list_values.tolist() == [row for rows in expected for row in rows.tolist()]
     assert (block.list_weights is None) == (1 not in kept)
     assert np.array_equal(split.list_lengths(0), full.list_lengths[:, kept])
     means = stored.statistics["list_lengths"]["mean"]

@@ -46,11 +46,11 @@ def _first(source, split):
 
 def test_the_same_arguments_give_the_same_rows_and_others_do_not():
     rows = {"train": 3000, "test": 3000}
-    one, two = (generated(rows=rows, **_ARGUMENTS) for _ in range(2))
+    first, second = (generated(rows=rows, **_ARGUMENTS) for _ in range(2))
     other = generated(rows=rows, **{**_ARGUMENTS, "seed": 4})
-    assert _first(one, "train").equals(_first(two, "train"))
-    assert not _first(one, "train").equals(_first(one, "test"))
-    assert not _first(one, "train").equals(_first(other, "train"))
+    assert _first(first, "train").equals(_first(second, "train"))
+    assert not _first(first, "train").equals(_first(first, "test"))
+    assert not _first(first, "train").equals(_first(other, "train"))
 
 
 def test_a_row_does_not_depend_on_how_many_follow():
@@ -167,14 +167,14 @@ def test_splits_share_the_planted_effects():
     arguments = {"seed": 0, "dense": 0, "categorical": (3,), "ragged": ()}
     source = generated(rows={"a": 5000, "b": 5000}, **arguments)
 
-    def by_id(split):
+    def id_probabilities(split):
         batch = _first(source, split)
         ids = batch.column("c0").to_numpy(zero_copy_only=False)
         p = batch.column("p_click").to_numpy()
         return {i: set(p[ids == i].round(12)) for i in range(3)}
 
-    assert by_id("a") == by_id("b")
-    assert all(len(p) == 1 for p in by_id("a").values())
+    assert id_probabilities("a") == id_probabilities("b")
+    assert all(len(p) == 1 for p in id_probabilities("a").values())
 
 
 # Days, drift, delays, and downsampled negatives.
