@@ -20,7 +20,7 @@ class Batches:
     """Batches of calls of one step, each a function of the step alone."""
 
     def __init__(self, layout):
-        self.made = [examples.random_batch(layout, BATCH, seed=k) for k in range(STEPS)]
+        self.stacked = [examples.random_batch(layout, BATCH, seed=k) for k in range(STEPS)]
         self._step = 0
 
     def seek(self, step):
@@ -28,7 +28,7 @@ class Batches:
 
     def __next__(self):
         self._step += 1
-        return jax.tree.map(lambda x: x[None], self.made[self._step - 1])
+        return jax.tree.map(lambda x: x[None], self.stacked[self._step - 1])
 
     def close(self):
         pass
@@ -58,7 +58,7 @@ def test_they_are_those_of_all_examples_that_count_together(devices, decay):
     new = reestimated(program, batches, STEPS, state)
     result = norm_of((new.average if decay else new).model_state)
     whole = program_on(1, layout, batch_size=BATCH * STEPS)
-    together = jax.tree.map(lambda *parts: np.concatenate(parts), *batches.made)
+    together = jax.tree.map(lambda *parts: np.concatenate(parts), *batches.stacked)
     counted = (together.weights > 0).any(axis=1)
     assert 0 < counted.sum() < len(counted)
     expected, count = whole.moments(weights_of(whole.init()), together, np.int32(0))

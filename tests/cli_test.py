@@ -102,17 +102,17 @@ def test_a_picture_that_cannot_be_written_is_rejected_before_the_work(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("mine", [None, "glibc.malloc.check=0"])
-def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(mine):
+@pytest.mark.parametrize("tunables", [None, "glibc.malloc.check=0"])
+def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(tunables):
     code = (
         "import os, sys; from jaxrank.runtime import huge_pages; huge_pages.ensure();"
         "print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
     )
     env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    env |= {"PYTHONPATH": str(ROOT)} | ({} if mine is None else {"GLIBC_TUNABLES": mine})
+    env |= {"PYTHONPATH": str(ROOT)} | ({} if tunables is None else {"GLIBC_TUNABLES": tunables})
     command = [sys.executable, "-c", code, "a b", "--c"]
     result = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert result.stdout == f"{mine or 'glibc.malloc.hugetlb=1'} ['a b', '--c']\n"
+    assert result.stdout == f"{tunables or 'glibc.malloc.hugetlb=1'} ['a b', '--c']\n"
 
 
 def test_version_is_that_of_the_package():

@@ -22,12 +22,12 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
 def test_a_shipped_config_differs_from_the_defaults_as_recorded(name):
     """Golden text: what a config sets, long lines cut. After a change that is meant, write the new
     text."""
-    found = config_files.differences(
+    lines = config_files.differences(
         config_files.to_plain(config.default()),
         config_files.to_plain(config_files.load(CONFIGS / f"{name}.py")),
     )
     golden = Path(__file__).parent / "golden" / f"{name}.txt"
-    assert [line[:4000] for line in found] == golden.read_text().splitlines()
+    assert [line[:4000] for line in lines] == golden.read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,16 +75,16 @@ def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
         (tmp_path / folder / "linked.py").unlink(missing_ok=True)
         (tmp_path / folder / "linked.py").symlink_to(tmp_path / f"elsewhere_{folder}.py")
 
-    def found(folder):
+    def load_numbers(folder):
         c = config_files.load(tmp_path / folder / "config.py")
         assert (c.num_steps, c.eval.batch_size) == (c.seed, c.batch_size)
         return c.seed, c.batch_size
 
     write("a", 1, 16)
     write("b", 2, 32)
-    assert (found("a"), found("b")) == ((1, 16), (2, 32))
+    assert (load_numbers("a"), load_numbers("b")) == ((1, 16), (2, 32))
     write("a", 300, 6400)  # of another size, for Python looks at size and second of a file
-    assert found("a") == (300, 6400)
+    assert load_numbers("a") == (300, 6400)
     assert "neighbour" not in sys.modules
 
 
@@ -286,15 +286,15 @@ def test_of_several_patterns_the_last_one_counts_whatever_their_names():
     c.optim.dense.lr_multipliers = ConfigDict({"cross/*": 0.1, "*/bias": 0.0})
     c.embedding.dims = ConfigDict({"user": 8, "*": 4})
     saved = json.loads(json.dumps(config_files.to_plain(c)))
-    for found in (c, config_files.from_plain(saved)):
-        lr_multipliers = config_files.to_plain(found.optim.dense)["lr_multipliers"]
+    for read in (c, config_files.from_plain(saved)):
+        lr_multipliers = config_files.to_plain(read.optim.dense)["lr_multipliers"]
         assert matched(
             "lr_multipliers", "parameter", ["cross/bias", "cross/a"], lr_multipliers
         ) == {
             "cross/bias": 0.0,
             "cross/a": 0.1,
         }
-        dims = config_files.to_plain(found.embedding.dims)
+        dims = config_files.to_plain(read.embedding.dims)
         assert matched("embedding.dims", "table", ["user", "ad"], dims) == {"user": 4, "ad": 4}
 
 
@@ -429,11 +429,11 @@ def test_a_name_of_a_model_that_is_no_text_is_rejected(name):
 
 def test_sections_are_of_the_classes_that_names_choose():
     c = config_files.load(CONFIGS / "criteo.py", ["--config.optim.dense.settings.b1=0.8"])
-    found = config.sections(c)
-    assert found.optim.dense.settings == optim.Adam(b1=0.8)
-    assert found.source.files["train"] == c.source.files.train
-    assert found.features.tasks[0].label == "label"
-    assert found.model.dropout == 0.3
+    sections = config.sections(c)
+    assert sections.optim.dense.settings == optim.Adam(b1=0.8)
+    assert sections.source.files["train"] == c.source.files.train
+    assert sections.features.tasks[0].label == "label"
+    assert sections.model.dropout == 0.3
     assert config.sections(runnable()).source is None
 
 

@@ -25,11 +25,11 @@ def statistics(features, rows=1000):
     }
 
 
-def drawn(monkeypatch, told):
+def drawn(monkeypatch, summaries):
     """Draws statistics. Returns {title of a panel: names in it}."""
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    plots.draw_statistics(told, "unused.png")
+    plots.draw_statistics(summaries, "unused.png")
     panels = figures[0].axes
     return {p.get_title(): [t.get_text() for t in p.get_yticklabels()] for p in panels}
 

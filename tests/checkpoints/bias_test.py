@@ -32,7 +32,7 @@ def store(tmp_path_factory):
 NEUTRAL = {"bias": np.zeros(2, np.float32), "scale": np.ones(2, np.float32)}
 
 
-def on_older(store, lacking, **changes):
+def older_config(store, lacking, **changes):
     """Returns a config whose run starts with the biases that a checkpoint without any implies."""
     c = on_store(store, **changes)
     if "bias" in lacking:
@@ -54,7 +54,7 @@ def older(request, store, tmp_path_factory):
         for name in ("weights_of", "_training_of"):
             original = getattr(manager, name)
             patch.setattr(manager, name, lambda s, of=original: drop_fields(of(s), lacking))
-        c = on_older(store, lacking, num_steps=8, ema_decay=decay)
+        c = older_config(store, lacking, num_steps=8, ema_decay=decay)
         train(c, folder / "run", report=nothing)
     sums = Checkpoints(folder / "run", read_only=True).saved_checksums(8)
     fields = {name.split(".")[-1] for part in sums.values() for name in part}
@@ -66,7 +66,7 @@ def older(request, store, tmp_path_factory):
 def test_a_run_resumes_from_a_checkpoint_without_biases(store, older, tmp_path, devices):
     workdir, decay, lacking = older
     changes = dict(ema_decay=decay)
-    c = on_older(store, lacking, num_steps=8, **changes)
+    c = older_config(store, lacking, num_steps=8, **changes)
     c.mesh.devices = devices
     _, state = newest(c, workdir)
     for weights in (state, *([state.average] if decay else [])):
@@ -77,7 +77,7 @@ def test_a_run_resumes_from_a_checkpoint_without_biases(store, older, tmp_path, 
             assert len(result.sharding.device_set) == devices
     if devices == 1:
         shutil.copytree(workdir, tmp_path / "run")
-        whole = on_older(store, lacking, **changes)
+        whole = older_config(store, lacking, **changes)
         train(whole, tmp_path / "whole", report=nothing)
         train(whole, tmp_path / "run", report=nothing, allow_config_change=True)
         expected, result = (newest_state(whole, tmp_path / name) for name in ("whole", "run"))
