@@ -30,18 +30,18 @@ class Cloud:
     """
 
     def __init__(self, path):
-        tools, self.here = path / "tools", path / "cloud"
+        tools, self.directory = path / "tools", path / "cloud"
         tools.mkdir()
-        self.here.mkdir()
+        self.directory.mkdir()
         for name in _TOOLS.split():
             (tools / name).symlink_to(shutil.which(name))
         for name in ("gcloud", "kubectl", "sbatch", "srun", "python3"):
             line = shlex.join([sys.executable, stand_ins.__file__, name])
             (tools / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
             (tools / name).chmod(0o755)
-        (self.here / "cloud.json").write_text("{}")
+        (self.directory / "cloud.json").write_text("{}")
         self.jaxrank("run")
-        home = {"STAND_IN": str(self.here), "HOME": str(self.here)}
+        home = {"STAND_IN": str(self.directory), "HOME": str(self.directory)}
         self.env = home | {"PATH": str(tools), "LC_ALL": "C.UTF-8"}
 
     def run(self, script, *args, **more):
@@ -57,11 +57,11 @@ class Cloud:
 
     def jaxrank(self, status):
         """Sets the exit status of jaxrank from now on, or "run" to keep it running."""
-        (self.here / "jaxrank").write_text(f"{status}\n")
+        (self.directory / "jaxrank").write_text(f"{status}\n")
 
     def calls(self, what=""):
         """Returns the calls whose name starts with `what`, in order. See stand_ins.main."""
-        file = self.here / "calls.jsonl"
+        file = self.directory / "calls.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return [call for call in map(json.loads, lines) if call["name"].startswith(what)]
 
@@ -70,19 +70,19 @@ class Cloud:
 
     def tpus(self, **changes):
         """Changes the states of TPUs, and returns all TPUs."""
-        result = json.loads((self.here / "cloud.json").read_text())
+        result = json.loads((self.directory / "cloud.json").read_text())
         for name, states in changes.items():
             result[name]["states"] = states
-        (self.here / "cloud.json").write_text(json.dumps(result))
+        (self.directory / "cloud.json").write_text(json.dumps(result))
         return result
 
     def workers(self, name):
         """Returns the directories of a TPU's workers."""
-        return sorted((self.here / name).iterdir())
+        return sorted((self.directory / name).iterdir())
 
     def close(self):
         """Kills each jaxrank that still runs."""
-        for lock in self.here.glob("*/*/jaxrank.lock"):
+        for lock in self.directory.glob("*/*/jaxrank.lock"):
             stand_ins.end(lock.parent)
 
 

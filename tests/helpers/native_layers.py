@@ -46,10 +46,10 @@ def floats(*shape, seed=0):
     return np.where(np.abs(result) < 0.05, np.float32(-0.0), result)
 
 
-def assert_same_bits(found, expected):
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+def assert_same_bits(actual, expected):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual.view(np.int32), expected.view(np.int32))
 
 
 def check(shape, form, beside, precision):
@@ -63,16 +63,16 @@ def check(shape, form, beside, precision):
     if form == "cross":
         y, x0 = y
         assert_same_bits(x0, inputs.get("x0", inputs["x"]))
-    expected, expected_grads = by_numpy(inputs, grad, np.asarray(y), form, precision)
+    expected, expected_grads = expected_gradients(inputs, grad, np.asarray(y), form, precision)
     assert grads.keys() == expected_grads.keys()
     for name in inputs:
         assert_near(grads[name], expected_grads[name])
     assert_near(y, expected)
 
 
-def assert_near(found, expected):
-    assert (found.dtype, found.shape) == (np.float32, expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+def assert_near(actual, expected):
+    assert (actual.dtype, actual.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
 def layer_input(leading, examples, size, width, form, beside):
@@ -87,34 +87,34 @@ def layer_input(leading, examples, size, width, form, beside):
     return inputs, (grad, of_x0) if form == "cross" else grad
 
 
-def with_gradients(given, grad, form, precision):
-    def of(given):
-        given = dict(given)
-        first = x, *_ = [given.pop(name) for name in ("x", "kernel", "bias")]
+def with_gradients(inputs, grad, form, precision):
+    def run_layer(inputs):
+        inputs = dict(inputs)
+        first = x, *_ = [inputs.pop(name) for name in ("x", "kernel", "bias")]
         if form == "cross":
-            given.setdefault("x0", x)
-        return layer(*first, precision, form, **given)
+            inputs.setdefault("x0", x)
+        return layer(*first, precision, form, **inputs)
 
-    y, back = jax.vjp(of, given)
+    y, back = jax.vjp(run_layer, inputs)
     return y, back(grad)[0]
 
 
-def by_numpy(given, grad, y, form, precision):
+def expected_gradients(inputs, grad, y, form, precision):
     """Computes a layer and its gradients in float64. A relu passes gradients where `y` > 0."""
 
     def as_multiplied(array):
         array = np.asarray(array, np.float32)
         return (array.astype(jnp.bfloat16) if precision == "bfloat16" else array).astype(np.float64)
 
-    x, kernel = as_multiplied(given["x"]), as_multiplied(given["kernel"])
-    product = x @ kernel + given["bias"][..., None, :].astype(np.float64)
+    x, kernel = as_multiplied(inputs["x"]), as_multiplied(inputs["kernel"])
+    product = x @ kernel + inputs["bias"][..., None, :].astype(np.float64)
     grads = {}
     if form == "cross":
         grad, of_x0 = grad
     if form == "relu":
         expected, inner = np.maximum(product, 0), np.where(y > 0, grad, 0)
     elif form == "cross":
-        x0, past = (given.get(name, given["x"]) for name in ("x0", "past"))
+        x0, past = (inputs.get(name, inputs["x"]) for name in ("x0", "past"))
         expected, inner = x0 * product + past, grad * x0
         grads["x0"] = of_x0 + grad * product
     else:
@@ -123,11 +123,11 @@ def by_numpy(given, grad, y, form, precision):
     grads["x"] = rounded @ kernel.swapaxes(-1, -2)
     grads["kernel"] = x.swapaxes(-1, -2) @ rounded
     grads["bias"] = inner.astype(np.float64).sum(axis=-2)
-    if "past" in given:
+    if "past" in inputs:
         grads["past"] = grad
     elif form == "cross":
         grads["x"] = grads["x"] + grad
-    if form == "cross" and "x0" not in given:
+    if form == "cross" and "x0" not in inputs:
         grads["x"] = grads["x"] + grads.pop("x0")
     return expected, grads
 

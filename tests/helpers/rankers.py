@@ -230,13 +230,13 @@ def slopes_agree(config, dims=(2, 4)):
         at = (params, floats, vectors)
         mix = np.random.default_rng(3).normal(size=(BATCH, 2))
 
-        def out(at):
+        def weighted_output(at):
             params, floats, vectors = at
             return (
                 mix * model.apply(params, state, inputs_of(floats, vectors), train=True)[0]
             ).sum()
 
-        gradient = jax.tree.leaves(jax.device_get(jax.jit(jax.grad(out))(at)))
+        gradient = jax.tree.leaves(jax.device_get(jax.jit(jax.grad(weighted_output))(at)))
 
     shape = {k: config[k] for k in ("cross", "structure", "multitask", "norm") if k in config}
 
@@ -259,7 +259,7 @@ def applied_on(devices, model, params, state, floats, vectors, key):
     """Calls `model.apply` in training mode with the batch sharded over several devices."""
     mesh = meshes.make_mesh(devices=devices, replicas=2 if devices > 1 else 1)
 
-    def on_device(params, state, floats, vectors, key):
+    def apply_shard(params, state, floats, vectors, key):
         share = models.Share(
             first=meshes.device_index(mesh) * len(floats),
             mean=lambda x: meshes.total(mesh, x) / mesh.size,
@@ -270,7 +270,7 @@ def applied_on(devices, model, params, state, floats, vectors, key):
 
     by_example, everywhere = PartitionSpec(meshes.EXAMPLES), PartitionSpec()
     run = jax.shard_map(
-        on_device,
+        apply_shard,
         mesh=mesh,
         in_specs=(everywhere, everywhere, by_example, by_example, everywhere),
         out_specs=(by_example, everywhere),

@@ -162,14 +162,14 @@ def main(tool, *words):
 class _Cloud:
     """TPUs in cloud.json: {name: {service, states, workers}}. Each `list` consumes one state."""
 
-    def __init__(self, here):
-        self.here, self.file = here, here / "cloud.json"
+    def __init__(self, directory):
+        self.directory, self.file = directory, directory / "cloud.json"
         self.tpus = json.loads(self.file.read_text())
 
     def do(self, service, verb, flags, others):
-        if (self.here / "offline").exists():
+        if (self.directory / "offline").exists():
             print("no route to the cloud", file=sys.stderr)
-            sys.exit(int((self.here / "offline").read_text() or 1))
+            sys.exit(int((self.directory / "offline").read_text() or 1))
         if verb == "list":
             self._list(service, flags)
         elif verb == "create":
@@ -200,21 +200,21 @@ class _Cloud:
         ready = {"tpu-vm": ["READY"], "queued-resources": ["WAITING_FOR_RESOURCES", "ACTIVE"]}
         self.tpus[name] = dict(service=service, states=ready[service], workers=workers)
         for index in range(workers):
-            (self.here / name / str(index)).mkdir(parents=True)
+            (self.directory / name / str(index)).mkdir(parents=True)
 
     def _delete(self, name, flags, others):
         assert self.tpus[name]["service"] == "tpu-vm" or "force" in flags
         assert "quiet" in flags  # gcloud would ask
-        for home in (self.here / name).iterdir():
+        for home in (self.directory / name).iterdir():
             end(home)
-        shutil.rmtree(self.here / name)
+        shutil.rmtree(self.directory / name)
         del self.tpus[name]
 
     def _homes(self, name, flags):
         one_of_all = flags.get("worker") == "0" and flags.get("node", "0") == "0"
         assert one_of_all or (flags["worker"] == "all" and flags.get("node", "all") == "all")
         assert self.tpus[name]["states"][0] in ("READY", "ACTIVE")
-        homes = sorted((self.here / name).iterdir())
+        homes = sorted((self.directory / name).iterdir())
         assert len(homes) == self.tpus[name]["workers"]
         return homes[:1] if one_of_all else homes
 

@@ -144,7 +144,7 @@ def shapes_of(model, inputs):
 def test_the_ranker_reports_each_axis_that_grows_with_its_inputs(config):
     """All others stay as long as they are, however many inputs there are."""
     model = models.build(tasks=2, **({"mlp_units": (5,)} | config))
-    one = {"dense": {"a": 1, "b": 1}, "vectors": {"u": 4}, "sequences": {"s": 3}}
+    base = {"dense": {"a": 1, "b": 1}, "vectors": {"u": 4}, "sequences": {"s": 3}}
 
     def inputs(dense, vectors, sequences):
         zeros = np.zeros
@@ -158,13 +158,13 @@ def test_the_ranker_reports_each_axis_that_grows_with_its_inputs(config):
         )
 
     grown = {
-        DENSE: one | {"dense": {"a": 1, "b": 1, "c": 1}},
-        VECTORS: one | {"vectors": {"u": 4, "v": 7}},
-        SEQUENCES: one | {"sequences": {"s": 3, "t": 2}},
+        DENSE: base | {"dense": {"a": 1, "b": 1, "c": 1}},
+        VECTORS: base | {"vectors": {"u": 4, "v": 7}},
+        SEQUENCES: base | {"sequences": {"s": 3, "t": 2}},
     }
     size = {DENSE: 1, VECTORS: 7, SEQUENCES: 2}
-    before = shapes_of(model, inputs(**one))
-    axes = model.input_axes(inputs(**one))
+    before = shapes_of(model, inputs(**base))
+    axes = model.input_axes(inputs(**base))
     assert set(axes) <= set(before)
     assert axes["sequence_0/query"] == "s"
     lengths = {DENSE: 2, VECTORS: 4, SEQUENCES: 3}

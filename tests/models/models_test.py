@@ -82,12 +82,12 @@ def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
     floats, vectors = jnp.ones((3, 0)), (jnp.ones((3, 4, 2)),)
     params, _ = model.init(jax.random.key(0), inputs_of(floats, vectors))
 
-    def of_vectors(vectors):
+    def total_logits(vectors):
         return model.apply(params, {}, inputs_of(floats, vectors), train=False)[0].sum()
 
     scatters = [
         line
-        for line in jax.jit(jax.grad(of_vectors)).lower(vectors).as_text().splitlines()
+        for line in jax.jit(jax.grad(total_logits)).lower(vectors).as_text().splitlines()
         if "stablehlo.scatter" in line
     ]
     assert scatters
@@ -260,12 +260,12 @@ def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
             model.apply(params, state, inputs_of(floats, (), share=share), train=True)[0] ** 3
         ).sum()
 
-    def on_device(params, floats):
+    def shard_gradient(params, floats):
         share = models.Share(mean=lambda x: meshes.total(mesh, x) / mesh.size)
         return meshes.total(mesh, jax.grad(loss)(params, floats, share))
 
     run = jax.shard_map(
-        on_device,
+        shard_gradient,
         mesh=mesh,
         in_specs=(PartitionSpec(), PartitionSpec(meshes.EXAMPLES)),
         out_specs=PartitionSpec(),
@@ -335,9 +335,9 @@ def identity_with_dropout():
 def test_dropout_masks_are_equal_on_any_number_of_devices_and_differ_between_examples():
     model, params, state, floats = identity_with_dropout()
     args = (model, params, state, floats, (), jax.random.key(7))
-    one, _ = applied_on(1, *args)
+    single, _ = applied_on(1, *args)
     eight, _ = applied_on(8, *args)
-    np.testing.assert_array_equal(one, eight)
+    np.testing.assert_array_equal(single, eight)
     assert len(np.unique(eight > 0, axis=0)) > 60
     other, _ = applied_on(8, *args[:-1], jax.random.key(8))
     assert (other != eight).any()

@@ -105,9 +105,9 @@ def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
     pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
     config = f"--config={folder / 'one.py'}"
     results = result(capsys, "compile", config, "--config.mesh.devices=0", "--topology=v3-8")
-    (one,) = results["topologies"]
-    assert one["fits"] is True
-    assert one["flops"] > 0
+    (entry,) = results["topologies"]
+    assert entry["fits"] is True
+    assert entry["flops"] > 0
 
 
 def test_a_run_whose_model_is_not_registered_reports_how_to_give_it(folder, monkeypatch):

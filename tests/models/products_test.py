@@ -123,12 +123,12 @@ def test_a_mixed_layer_adds_up_in_float32_and_rounds_what_it_gives_to_others(for
         kernel, bias = kernel[:, :1], bias[:1]
     x0 = jnp.ones((examples, len(bias)))
 
-    def of(x, kernel, bias, x0):
+    def run_layer(x, kernel, bias, x0):
         more = dict(x0=x0, past=x0) if form == "cross" else {}
         result = layer(x, kernel, bias, "mixed_bfloat16", form, **more)
         return result[0] if form == "cross" else result
 
-    y, back = jax.vjp(of, x, kernel, bias, x0)
+    y, back = jax.vjp(run_layer, x, kernel, bias, x0)
     of_x, of_kernel, of_bias, of_x0 = back(jnp.ones_like(y))
     assert y.dtype == jnp.bfloat16
     assert {a.dtype for a in (of_x, of_kernel, of_bias, of_x0)} == {np.dtype("float32")}
@@ -249,7 +249,7 @@ for n, size, width in shapes:
         command = [sys.executable, "-c", code, *precisions]
         lines = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
         result.append([line.split() for line in lines.stdout.splitlines()])
-    ours, plain = ([[line[part] for line in one] for one in result] for part in PARTS)
+    ours, plain = ([[line[part] for line in lines] for lines in result] for part in PARTS)
     assert ours[0] == ours[1] == ours[2]
     assert plain[0] != plain[2]
 

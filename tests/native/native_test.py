@@ -43,8 +43,8 @@ WAYS = list(itertools.product(["any", "rising"], ["block", "index", "scale"]))
 def ids(count, below, seed=1):
     """Draws ids. Some are frequent, and a fifth are PAD."""
     rng = np.random.default_rng(seed)
-    found = (below ** rng.random(count)).astype(np.int32) - 1
-    return np.where(rng.random(count) < 0.2, PAD, found)
+    values = (below ** rng.random(count)).astype(np.int32) - 1
+    return np.where(rng.random(count) < 0.2, PAD, values)
 
 
 @pytest.fixture
@@ -76,28 +76,28 @@ def test_rows_are_taken_as_by_xla(count, dim):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("count", "dim", "order", "given"),
+    ("count", "dim", "order", "source_kind"),
     [
         *((*MANY, *way) for way in WAYS[::2]),
         *((*ODD, *way) for way in WAYS[::5]),
         *((*shape, *way) for shape, way in zip(SHAPES, itertools.cycle(WAYS), strict=False)),
     ],
 )
-def test_vectors_are_added_as_by_xla(count, dim, order, given):
+def test_vectors_are_added_as_by_xla(count, dim, order, source_kind):
     plain, form = RowLayout(dim, 128), CpuRowLayout(dim, 128)
     at = ids(count, 900)
     at = np.sort(at) if order == "rising" else at
     start = floats(900, dim, seed=2) + np.float32(0)  # like sums, never negative zero
-    source = floats(count, dim) if given == "block" else floats(300, 128)
-    index = None if given == "block" else jnp.asarray(ids(count, 300, seed=3))
-    scale = jnp.asarray(floats(count, seed=4)) if given == "scale" else None
+    source = floats(count, dim) if source_kind == "block" else floats(300, 128)
+    index = None if source_kind == "block" else jnp.asarray(ids(count, 300, seed=3))
+    scale = jnp.asarray(floats(count, seed=4)) if source_kind == "scale" else None
     settings = dict(scale=scale, rising=order == "rising")
-    found, expected = (
+    result, expected = (
         f.add(jnp.asarray(start), jnp.asarray(at), jnp.asarray(source), index, **settings)
         for f in (form, plain)
     )
-    assert_same_bits(found, expected)
-    assert (np.asarray(found) != start).any()
+    assert_same_bits(result, expected)
+    assert (np.asarray(result) != start).any()
 
 
 @needs_compiler
@@ -261,15 +261,15 @@ def test_layers_and_their_gradients_are_those_of_float64(shape, form, beside, pr
 
 
 @needs_layers
-@pytest.mark.parametrize("given", ["bias", "x0", "past"])
-def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_it_is(given):
+@pytest.mark.parametrize("name", ["bias", "x0", "past"])
+def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_it_is(name):
     x, kernel = floats(600, 70), floats(70, 70, seed=1)
     more = {"bias": None, "x0": jnp.asarray(floats(600, 70, seed=2)), "past": None}
-    more[given] = jnp.ones((70,) if given == "bias" else (600, 70), jnp.bfloat16)
+    more[name] = jnp.ones((70,) if name == "bias" else (600, 70), jnp.bfloat16)
     y, _ = jax.jit(lambda: layer(x, kernel, more.pop("bias"), "highest", "cross", **more))()
     of = {name: 0 if a is None else np.asarray(a, np.float64) for name, a in more.items()}
     past = x if more["past"] is None else of["past"]
-    bias = 1.0 if given == "bias" else 0.0
+    bias = 1.0 if name == "bias" else 0.0
     expected = of["x0"] * (x.astype(np.float64) @ kernel + bias) + past
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
@@ -283,20 +283,20 @@ def test_the_gradient_of_cross_layers_in_a_row_is_that_of_float64(cross, reads_x
     """Each number of y and x0 has the same gradient, whether x0 is also read elsewhere or not."""
     x0 = floats(600, 70)
 
-    def of(params, x0):
+    def total(params, x0):
         y, x0 = cross.apply(params, x0)
         return jnp.sum(y + x0 if reads_x0 else y)
 
-    def found(x0):
+    def gradients(x0):
         params = cross.init(jax.random.key(0), jnp.asarray(floats(600, 70)))
         params = jax.tree.map(lambda p: p.astype(x0.dtype), params)
-        program = jax.jit(jax.grad(of, argnums=(0, 1)))
+        program = jax.jit(jax.grad(total, argnums=(0, 1)))
         return program(params, x0), program.lower(params, x0).as_text().count("@JaxrankLayer")
 
-    (of_params, of_x0), calls = found(x0)
+    (of_params, of_x0), calls = gradients(x0)
     assert calls > 0
     with jax.enable_x64(True):
-        expected, calls = found(jnp.asarray(x0, jnp.float64))
+        expected, calls = gradients(jnp.asarray(x0, jnp.float64))
     assert calls == 0
     jax.tree.map(assert_near, (of_params, of_x0), jax.tree.map(np.asarray, expected))
 
@@ -309,10 +309,10 @@ def test_layers_by_processors_that_can_less_are_those_of_float64(without):
 
 
 def _with_gradients(x, kernel, grad, precision="bfloat16", form="plain"):
-    def of(x, kernel):
+    def run_layer(x, kernel):
         return layer(x, kernel, None, precision, form)
 
-    y, back = jax.vjp(of, x, kernel)
+    y, back = jax.vjp(run_layer, x, kernel)
     return y, *back(grad)
 
 
@@ -344,14 +344,14 @@ def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
 def test_a_product_of_several_is_that_product_alone(examples, precision):
     """The factors are on one device, or on one device each."""
     inputs = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
-    of = functools.partial(_with_gradients, precision=precision)
+    run = functools.partial(_with_gradients, precision=precision)
     rows = jax.P("device")
     mesh = jax.make_mesh((4,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
-    shared = jax.shard_map(of, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
-    found = of(*inputs), jax.vmap(of)(*inputs), jax.jit(shared)(*inputs)
-    alone = [of(*(array[i] for array in inputs)) for i in range(4)]
-    for one in found:
-        for together, *each in zip(one, *alone, strict=True):
+    shared = jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    results = run(*inputs), jax.vmap(run)(*inputs), jax.jit(shared)(*inputs)
+    alone = [run(*(array[i] for array in inputs)) for i in range(4)]
+    for result in results:
+        for together, *each in zip(result, *alone, strict=True):
             assert_same_bits(together, np.stack(each))
 
 

@@ -160,7 +160,7 @@ def test_what_a_preemption_left_is_deleted_only_if_asked(state, cloud):
 def test_a_cloud_that_does_not_answer_is_not_taken_for_a_lost_tpu(cloud):
     resume(cloud)
     before = len(cloud.calls("gcloud"))
-    (cloud.here / "offline").touch()
+    (cloud.directory / "offline").touch()
     result = resume(cloud, "--yes")
     assert result.returncode == 1
     assert "no route to the cloud" in result.stderr
@@ -240,7 +240,7 @@ def test_watch_gives_up_on_what_fails_again_and_again(cloud):
 
 
 def test_watch_tries_again_whatever_the_status_of_the_cloud(cloud):
-    (cloud.here / "offline").write_text("2")
+    (cloud.directory / "offline").write_text("2")
     result = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
     assert result.returncode == 2
     assert "found 3 failures" in result.stderr
@@ -286,7 +286,7 @@ def test_a_dry_run_prints_what_the_real_one_calls_and_calls_nothing(flags, cloud
     dry = resume(cloud, *flags, "--dry-run", run=("train", *HOSTILE))
     assert dry.returncode == 0, dry.stderr
     assert cloud.calls() == []
-    (cloud.here / "mountpoint").touch()
+    (cloud.directory / "mountpoint").touch()
     resume(cloud, *flags, run=("train", *HOSTILE))
     printed = [w for w in map(shlex.split, lines_of_shell(dry.stdout)) if w[0] == "gcloud"]
     called = [call["words"] for call in cloud.calls("gcloud")]

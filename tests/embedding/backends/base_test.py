@@ -46,7 +46,7 @@ def to_block(vector_layout, array):
     return vector_layout.from_examples(jnp.asarray(array)[None])
 
 
-def of_block(vector_layout, block, count):
+def block_vectors(vector_layout, block, count):
     assert len(block) == vector_layout.length(count)
     return np.asarray(vector_layout.to_examples(block, 1, count)[0])
 
@@ -64,10 +64,10 @@ def picked(array, index, scale=1.0):
 def test_vectors_are_taken_to_where_they_are_asked_for(vector_layout):
     array, index = vectors(256, vector_layout.dim), indices(1900, 256)
     block = to_block(vector_layout, array)
-    result = of_block(vector_layout, vector_layout.take(block, index), len(index))
+    result = block_vectors(vector_layout, vector_layout.take(block, index), len(index))
     np.testing.assert_array_equal(result, picked(array, index))
     scale = np.random.default_rng(2).random(len(index)).astype(np.float32)
-    result = of_block(vector_layout, vector_layout.take(block, index, scale), len(index))
+    result = block_vectors(vector_layout, vector_layout.take(block, index, scale), len(index))
     np.testing.assert_allclose(result, picked(array, index, scale), rtol=1e-6)
 
 
@@ -90,7 +90,9 @@ def test_vectors_are_added_where_they_belong(vector_layout, rising):
         scale=scale,
         rising=rising,
     )
-    np.testing.assert_allclose(of_block(vector_layout, block, 256), expected, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(
+        block_vectors(vector_layout, block, 256), expected, rtol=2e-5, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("places", [1, 5, 16])
