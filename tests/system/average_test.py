@@ -21,7 +21,7 @@ def averaged(variants):
     return workdir, result
 
 
-def on_host(tree):
+def to_host(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(tree))
 
 
@@ -30,21 +30,21 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
     c = on_store(store, ema_decay=DECAY)
     job = build(c, workdir, nothing)
     state = job.program.init()
-    expected = on_host(trained(state))
+    expected = to_host(trained(state))
     for execution in range(1, 9):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
         state, _ = job.program.train(state, batch, np.int32(2))
         keep = min(DECAY, (1 + 2 * execution) / (10 + 2 * execution)) ** 2  # two steps an execution
-        new = on_host(trained(state))
+        new = to_host(trained(state))
         expected = jax.tree.map(lambda a, w, k=keep: k * a + (1 - k) * w, expected, new)
     job.batches.close()
     assert int(state.step) == 16
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        on_host(weights_of(state)),
+        to_host(weights_of(state)),
         expected,
     )
-    distance = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, on_host(trained(state)))
+    distance = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, to_host(trained(state)))
     assert max(jax.tree.leaves(distance)) > 1e-3
 
 

@@ -178,13 +178,13 @@ OTHER_KINDS = {
 }
 
 
-@pytest.mark.parametrize(("content", "found"), OTHER_KINDS.values(), ids=OTHER_KINDS)
+@pytest.mark.parametrize(("content", "shown"), OTHER_KINDS.values(), ids=OTHER_KINDS)
 @pytest.mark.parametrize("more", [{}, dict(columns=["label", "user"])])
-def test_files_that_are_no_text(tmp_path, content, found, more):
+def test_files_that_are_no_text(tmp_path, content, shown, more):
     path = tmp_path / "day.csv"
     path.write_bytes(content)
     source = dict(kind="csv", files=dict(train=str(path))) | more
-    with rejected("day.csv: must be text, plain or compressed: found ", found):
+    with rejected("day.csv: must be text, plain or compressed: found ", shown):
         prepare(dict(tasks=[CLICK]), source, tmp_path / "store")
 
 
@@ -230,14 +230,14 @@ def test_parquet_types_that_differ(tmp_path):
 # Lines.
 
 
-@pytest.mark.parametrize(("line", "found"), [("1,2.5,u1,a|b", 4), ("1,2,3,4,5,6", 6)])
+@pytest.mark.parametrize(("line", "columns"), [("1,2.5,u1,a|b", 4), ("1,2,3,4,5,6", 6)])
 @pytest.mark.parametrize("good", [0, 3, 2000])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_too_few_or_too_many_columns(tmp_path, monkeypatch, line, found, good, pack):
+def test_too_few_or_too_many_columns(tmp_path, monkeypatch, line, columns, good, pack):
     monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 4096)
     monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 100)
     content = pack((HEADER + GOOD * good + line + "\n" + GOOD).encode())
-    with rejected(f"day.csv, row {good + 2}: must have 5 columns: found {found}"):
+    with rejected(f"day.csv, row {good + 2}: must have 5 columns: found {columns}"):
         run(tmp_path, content)
 
 
@@ -279,10 +279,10 @@ def test_bad_label(tmp_path, bad):
         run(tmp_path, HEADER + GOOD * 2 + f"{bad},1,u,a,1\n" + GOOD)
 
 
-@pytest.mark.parametrize(("bad", "found"), [("2", "'2'"), ("no", "'no'"), ("", "an empty value")])
-def test_bad_mask(tmp_path, bad, found):
+@pytest.mark.parametrize(("bad", "shown"), [("2", "'2'"), ("no", "'no'"), ("", "an empty value")])
+def test_bad_mask(tmp_path, bad, shown):
     task = CLICK | dict(mask="m")
-    with rejected(f"day.csv, row 3, column m: must be 0, 1, true or false: found {found}"):
+    with rejected(f"day.csv, row 3, column m: must be 0, 1, true or false: found {shown}"):
         run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
 
 

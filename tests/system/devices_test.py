@@ -98,11 +98,11 @@ def widened(x):
     return np.asarray(x, np.float64) if floating else x
 
 
-def largest_difference(found, expected):
+def largest_difference(actual, expected):
     """Of any number, over the largest of its array."""
     return max(
         np.abs(np.asarray(f, np.float64) - e).max() / max(np.abs(e).max(), 1e-3)
-        for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+        for f, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     )
 
 

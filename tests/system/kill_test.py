@@ -15,7 +15,7 @@ from runs import nothing, records, without_speed
 KILLS = 4
 
 
-def _train(store, workdir, told):
+def _train(store, workdir, connection):
     """Trains in a child process, and sends a message when the step is compiled."""
     from jaxrank.runtime.stop import ShutdownSignal
     from jaxrank.train import train
@@ -23,7 +23,7 @@ def _train(store, workdir, told):
     whole = ShutdownSignal.asked
 
     def asked(self, save=False):
-        told.send("it trains")
+        connection.send("it trains")
         ShutdownSignal.asked = whole
         return whole(self, save)
 

@@ -154,7 +154,7 @@ def test_a_model_does_not_read_a_store_whose_task_is_of_another_kind(store):
 # Labels.
 
 
-def prepared(tmp_path, column, kind, **given):
+def prepared(tmp_path, column, kind, **options):
     """Prepares a store of one task whose labels are the texts of `column`."""
     text = "".join(f"{value},0\n" for value in column)
     (tmp_path / "day.csv").write_text(f"y,x\n{text}")
@@ -163,7 +163,7 @@ def prepared(tmp_path, column, kind, **given):
         categorical=[dict(columns="x", encoding="integer", rows=1)],
     )
     source = dict(kind="csv", files=dict(train=str(tmp_path / "day.csv")))
-    return prepare(section, source, tmp_path / "store", report=nothing, **given)
+    return prepare(section, source, tmp_path / "store", report=nothing, **options)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def cloud(tmp_path):
         yield cloud
 
 
-def on_the_path(name):
+def executable(name):
     path = Path(sys.executable).with_name(name)
     return str(path) if path.exists() else shutil.which(name)
 
@@ -37,7 +37,7 @@ def test_scripts_are_shell_that_shellcheck_finds_nothing_in():
     for path in [*SCRIPTS, ROOT / ".ci" / "run"]:
         assert os.access(path, os.X_OK), path
         subprocess.run(["bash", "-n", path], check=True)
-    command = [on_the_path("shellcheck"), "--external-sources", *LAUNCH.glob("*.sh")]
+    command = [executable("shellcheck"), "--external-sources", *LAUNCH.glob("*.sh")]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.stdout + result.stderr == ""
 
@@ -207,7 +207,7 @@ def test_a_signal_ends_the_script_behind_all_processes_and_what_they_say(number,
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile():
-    command = [on_the_path("hadolint"), ROOT / "Dockerfile"]
+    command = [executable("hadolint"), ROOT / "Dockerfile"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "")
 
@@ -218,7 +218,7 @@ def test_the_tested_versions_are_those_that_jax_wants_for_tpus():
     tested = [Requirement(line) for line in lines if line and not line.startswith("#")]
     (wanted,) = [r for r in wanted if r.name == "libtpu"]
     (tested,) = [r for r in tested if r.name == "libtpu" and r.marker.evaluate()]
-    (version,) = [one.version for one in tested.specifier]
+    (version,) = [specifier.version for specifier in tested.specifier]
     assert wanted.specifier.contains(version)
 
 

@@ -100,9 +100,9 @@ def every_record(workdir):
     return without_speed(records(workdir, None))
 
 
-def assert_the_same_run(store, found, expected):
-    assert every_record(found) == every_record(expected)
-    states = [final_state(store, path) for path in (found, expected)]
+def assert_the_same_run(store, actual, expected):
+    assert every_record(actual) == every_record(expected)
+    states = [final_state(store, path) for path in (actual, expected)]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
@@ -283,12 +283,12 @@ def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, t
 def test_two_processes_score_the_days_of_one_and_learn_the_same(two, tmp_path):
     result = json.loads(succeeded(two, "days"))
     c = daily.config(open_store(two[0] / "by_day_True"), **DAY_CHANGES)
-    one = train(c, tmp_path, report=nothing)
+    single = train(c, tmp_path, report=nothing)
     assert [score["day"] for score in result["days"]] == DAYS[1:]
-    assert result["step"] == one.step
+    assert result["step"] == single.step
     for part in ("metrics", "constant", "best_possible"):
-        assert result[part] == (flatten_metrics(getattr(one, part) or {}) or None)
-    for score, expected in zip(result["days"], one.days, strict=True):
+        assert result[part] == (flatten_metrics(getattr(single, part) or {}) or None)
+    for score, expected in zip(result["days"], single.days, strict=True):
         assert score["metrics"] == flatten_metrics(expected["metrics"])
     assert every_record(two[0] / "days") == every_record(tmp_path)
     states = [newest_state(c, workdir) for workdir in (two[0] / "days", tmp_path)]
@@ -343,10 +343,10 @@ def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, 
     assert_the_same_run(store, workdir, trained[0])
 
 
-def assert_knows_that_the_other_is_gone(found):
-    assert found.returncode != 0
+def assert_knows_that_the_other_is_gone(process):
+    assert process.returncode != 0
     # As jaxrank says it, or JAX, which ends the process if it is the first to know.
-    assert re.search("another process has ended|another task died", found.stderr)
+    assert re.search("another process has ended|another task died", process.stderr)
 
 
 def test_what_one_process_cannot_read_ends_all(two):
@@ -409,10 +409,10 @@ from jaxrank import cli
 from jaxrank.runtime import processes
 whole = ocp.CheckpointManager.restore
 def unreadable(*args, **kwargs):
-    found = whole(*args, **kwargs)  # in which Orbax waits for all processes
+    restored = whole(*args, **kwargs)  # in which Orbax waits for all processes
     if processes.place()[0] == 1:
         raise ValueError("a bad disk")
-    return found
+    return restored
 ocp.CheckpointManager.restore = unreadable
 cli.main()
 """

@@ -39,7 +39,7 @@ def built(store, folder, placement, devices, replicas=1):
     return c, job
 
 
-def on_host(job, state):
+def to_host(job, state):
     """A state on the host, tables in the order of their rows, whatever the placement."""
     host = jax.device_get(state)
     tables = {}
@@ -75,14 +75,14 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
     job.save(16, state, None)
     files.save(tmp_path, c, job.schema, job.hot)
     job.checkpoints.close()
-    expected = on_host(job, state)
+    expected = to_host(job, state)
 
     _, other = built(store, tmp_path, placement, *after)
     result = other.start(
         pytest.fail, allow_config_change=False, allow_older_checkpoint=False, report=nothing
     )
     assert {len(x.sharding.device_set) for x in jax.tree.leaves(result)} == {after[0]}
-    jax.tree.map(np.testing.assert_array_equal, on_host(other, result), expected)
+    jax.tree.map(np.testing.assert_array_equal, to_host(other, result), expected)
     if placement == "one of each" and before[0] > 1:
         assert other.hot["dim8"].replicated_tables == ("c1",)
         assert other.hot["dim4"] == ReplicatedRows(("l0",), (), 0)

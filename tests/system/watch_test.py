@@ -28,7 +28,7 @@ def config(store, devices=1, **changes):
     return c
 
 
-def by_step(workdir):
+def step_records(workdir):
     return {r["step"]: r for r in records(workdir)}
 
 
@@ -67,7 +67,7 @@ def test_a_step_that_is_skipped_changes_nothing(
     poison(monkeypatch, np.nan, {5, 6})
     train(after, tmp_path / "after", report=lines.append)
 
-    reported = by_step(tmp_path / "after")
+    reported = step_records(tmp_path / "after")
     assert [reported[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 0, 1, 1]
     assert reported[5]["loss"] is None
     assert any(line.startswith("step 6 skipped, ") and " 2 steps skipped" in line for line in lines)
@@ -111,7 +111,7 @@ def test_a_finite_gradient_whose_square_is_not_is_skipped_too(store, tmp_path, m
     c.watch.on_nonfinite = "skip"
     poison(monkeypatch, 1e25, {4})
     train(c, tmp_path, report=nothing)
-    assert [by_step(tmp_path)[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 1, 0, 0]
+    assert [step_records(tmp_path)[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 1, 0, 0]
 
 
 def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
@@ -120,7 +120,7 @@ def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
     poison(monkeypatch, np.inf, {2, 3, 5, 6, 7})
     with pytest.raises(RunError, match=r"step 7: at most watch.most_skipped=2"):
         train(c, tmp_path, report=nothing)
-    lines = by_step(tmp_path)
+    lines = step_records(tmp_path)
     assert max(lines) == 7
     assert [lines[i]["skipped"] for i in range(1, 8)] == [0, 1, 1, 0, 1, 1, 1]
 
@@ -131,7 +131,7 @@ def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_pa
     message = rf"step 7: loss .* The batches up to it are in {tmp_path}/debug/7\."
     with pytest.raises(RunError, match=message):
         train(c, tmp_path, report=nothing, debug_batches=4)
-    lines = by_step(tmp_path)
+    lines = step_records(tmp_path)
     assert (max(lines), lines[7]["loss"]) == (7, None)
     folder = tmp_path / "debug" / "7"
     files = [f"step-00000{step}.process-0.npz" for step in (4, 5, 6, 7)]
@@ -154,7 +154,7 @@ def test_a_loss_that_stands_out_is_reported_and_its_batches_written(store, tmp_p
     (line,) = (line for line in lines if "standard deviations above" in line)
     assert line.startswith("step 110: the loss ")
     assert line.endswith(f"The batches up to it are in {tmp_path}/debug/110.")
-    reported = by_step(tmp_path)
+    reported = step_records(tmp_path)
     assert reported[110]["loss_spike"] > 10
     assert "loss_spike" not in reported[109]
 
