@@ -80,18 +80,18 @@ def test_a_progressive_run_equals_a_loop_by_hand(store, finished, tmp_path):
     _, result = finished
     job = build(config(store), tmp_path, lambda text: None)
     state = job.first_state(lambda text: None)
-    steps, found = _expected_steps(), []
+    steps, metrics = _expected_steps(), []
     for execution in range(1, steps[-1] // 2 + 1):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
         state, _ = job.program.train(state, batch, np.int32(2))
         if execution * 2 in steps:
             split = store.split(f"train/{DAYS[1 + steps.index(execution * 2)]}")
-            found.append(
+            metrics.append(
                 scoring.evaluate(job.program.predictor, weights_of(state), split, 512).metrics
             )
     job.batches.close()
     job.checkpoints.close()
-    for score, expected in zip(result.days, found, strict=True):
+    for score, expected in zip(result.days, metrics, strict=True):
         assert score["metrics"]["click"] == pytest.approx(expected["click"], rel=1e-5)
 
 
@@ -131,10 +131,10 @@ def test_lists_that_are_long_on_one_day_have_room_on_that_day(store, tmp_path):
     # A group that is shuffled over all days would not be as full.
     c = config(store, batch_size=1024, data__valid="", steps_per_execution=1, log_every_steps=1)
     job = build(c, tmp_path, lambda text: None)
-    found = list(job.batches)
+    batches = list(job.batches)
     job.checkpoints.close()
     day_of = np.repeat(np.arange(len(DAYS)), list(ROWS.values()))
-    for batch in found:
+    for batch in batches:
         read = np.round(batch.dense[0, :, 0] * 2**20).astype(int)
         (lists,) = batch.lists.values()
         assert (lists.ids != PAD).sum() == 4 * day_of[read].sum()
@@ -179,8 +179,8 @@ def _planned(rows, batch, execution, steps, train="train", later=()):
 
 
 def test_days_that_begin_in_one_call_are_scored_together():
-    found = _planned((40, 3, 4, 40, 10), batch=2, execution=10, steps=49)
-    assert found == {20: "train/2024-05-02:2024-05-04", 40: "train/2024-05-05"}
+    planned = _planned((40, 3, 4, 40, 10), batch=2, execution=10, steps=49)
+    assert planned == {20: "train/2024-05-02:2024-05-04", 40: "train/2024-05-05"}
 
 
 def test_a_run_that_ends_within_a_day_is_scored_on_the_next_one():
@@ -210,13 +210,13 @@ def test_days_that_cannot_be_scored_in_time_are_rejected(rows, steps, message):
 
 
 def test_a_day_without_both_labels_has_no_part_in_the_mean_auc():
-    def of(auc, examples):
+    def day_metrics(auc, examples):
         return {"click": {"auc": auc, "examples": examples}, "buy": {"auc": 0.5, "examples": 1}}
 
-    found = days.mean([of(0.6, 10), of(math.nan, 1000), of(0.9, 20)])
-    assert found["click"] == {"auc": pytest.approx(0.8), "examples": 1030}
-    assert found["buy"] == {"auc": 0.5, "examples": 3}
-    assert math.isnan(days.mean([of(math.nan, 5)])["click"]["auc"])
+    mean = days.mean([day_metrics(0.6, 10), day_metrics(math.nan, 1000), day_metrics(0.9, 20)])
+    assert mean["click"] == {"auc": pytest.approx(0.8), "examples": 1030}
+    assert mean["buy"] == {"auc": 0.5, "examples": 3}
+    assert math.isnan(days.mean([day_metrics(math.nan, 5)])["click"]["auc"])
 
 
 def test_a_day_that_is_scored_again_has_its_last_score():
@@ -235,19 +235,19 @@ def test_the_best_possible_is_of_tasks_whose_truth_every_day_has(store, monkeypa
     def reference(split, schema):
         constant = {task: {"logloss": 0.5, "examples": 9.0} for task in ("click", "buy")}
         lacking = {DAYS[2]: ["buy"], DAYS[3]: ["buy", "click"]}.get(split.name[-10:], [])
-        known = {task: found for task, found in constant.items() if task not in lacking}
+        known = {task: x for task, x in constant.items() if task not in lacking}
         return scoring.Reference(constant=constant, best_possible=known or None)
 
-    def found(*chosen):
+    def references(*chosen):
         scores = [dict(day=day, step=2, metrics={}) for day in chosen]
         return days.references(store, "train", scores)
 
     monkeypatch.setattr(days, "reference", reference)
-    assert set(found(DAYS[0], DAYS[1]).best_possible) == {"click", "buy"}
-    assert set(found(DAYS[0], DAYS[2]).best_possible) == {"click"}
-    assert set(found(DAYS[2], DAYS[0]).best_possible) == {"click"}
-    assert found(DAYS[0], DAYS[3]).best_possible is None
-    assert set(found(DAYS[0], DAYS[3]).constant) == {"click", "buy"}
+    assert set(references(DAYS[0], DAYS[1]).best_possible) == {"click", "buy"}
+    assert set(references(DAYS[0], DAYS[2]).best_possible) == {"click"}
+    assert set(references(DAYS[2], DAYS[0]).best_possible) == {"click"}
+    assert references(DAYS[0], DAYS[3]).best_possible is None
+    assert set(references(DAYS[0], DAYS[3]).constant) == {"click", "buy"}
 
 
 @pytest.mark.parametrize(("order", "steps"), [("shuffled", 12), ("days", 11)])

@@ -59,9 +59,9 @@ def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, going_on,
     result = follow(str(going_on), every_seconds=3, report=lines.append)
     assert waited == [3] * 4
     assert [text.partition(":")[0] for text in lines] == ["step 8", "step 16"]
-    for one in result.evaluations:
-        expected = evaluate.evaluate(str(whole), checkpoint=str(one["step"]))
-        assert one["metrics"] == expected.metrics
+    for evaluation in result.evaluations:
+        expected = evaluate.evaluate(str(whole), checkpoint=str(evaluation["step"]))
+        assert evaluation["metrics"] == expected.metrics
     records = written(going_on)
     assert [r["step"] for r in records] == [8, 16]
     assert records[1]["click/auc"] == result.evaluations[1]["metrics"]["click"]["auc"]

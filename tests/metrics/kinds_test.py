@@ -153,7 +153,7 @@ def test_kinds_of_another_number_of_tasks_are_rejected():
 batch_sums = jax.jit(metrics.batch_sums, static_argnums=3)
 
 
-def by_sklearn(kind, outputs, labels, weights):
+def sklearn_metrics(kind, outputs, labels, weights):
     x, y, w = (np.asarray(a, np.float64)[weights > 0] for a in (outputs, labels, weights))
     mean = np.full(len(y), np.average(y, weights=w))
     if kind == "real":
@@ -182,7 +182,7 @@ def test_exact_metrics_are_those_of_sklearn():
         result = exact_metrics.exact(*columns, kind)
         assert set(result) == FIELDS[kind] | {"calibration", "examples"}
         assert all(type(v) in (int, float) for v in result.values())
-        assert result == pytest.approx(by_sklearn(kind, *columns), rel=1e-9)
+        assert result == pytest.approx(sklearn_metrics(kind, *columns), rel=1e-9)
 
 
 def test_sums_over_batches_give_the_metrics_of_all_examples():
@@ -196,7 +196,7 @@ def test_sums_over_batches_give_the_metrics_of_all_examples():
     for sums in (on_devices, on_host, batch_sums(outputs, labels, weights, KINDS)):
         result = metrics.from_sums(sums, KINDS)
         for i, kind in enumerate(KINDS):
-            expected = by_sklearn(kind, outputs[:, i], labels[:, i], weights[:, i])
+            expected = sklearn_metrics(kind, outputs[:, i], labels[:, i], weights[:, i])
             auc = result[i].pop("auc", None)
             assert auc == pytest.approx(expected.pop("auc", None), abs=2e-3)
             assert result[i] == pytest.approx(expected, rel=2e-5)
@@ -236,8 +236,8 @@ def test_sums_of_a_batch_split_over_devices_are_those_of_one_device(kinds):
     arrays = case(4096, kinds)
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     split = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
-    one, eight = (jax.device_get(batch_sums(*a, kinds)) for a in (arrays, split))
-    for a, b in zip(*map(jax.tree.leaves, (one, eight)), strict=True):
+    single, eight = (jax.device_get(batch_sums(*a, kinds)) for a in (arrays, split))
+    for a, b in zip(*map(jax.tree.leaves, (single, eight)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
     text = batch_sums.lower(*split, kinds).compile().as_text()
     assert "all-reduce" in text
@@ -290,7 +290,7 @@ def test_few_examples_have_the_metrics_of_sklearn_or_none(rows, kind):
         assert exact["examples"] == 0
         return
     if len(set(kept.tolist())) > 1:
-        expected = by_sklearn(kind, x, y, w)
+        expected = sklearn_metrics(kind, x, y, w)
     else:
         assert math.isnan(exact[normalized])
         predicted = x[w > 0] if kind == "real" else np.exp(x[w > 0])

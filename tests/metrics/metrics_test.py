@@ -39,12 +39,12 @@ def from_sums(sums):
     return metrics.from_sums(sums, ("binary",) * len(sums.weight))
 
 
-def among(found, expected):
+def select(result, expected):
     """Returns the subset of metrics that the test expects."""
-    return {name: found[name] for name in expected}
+    return {name: result[name] for name in expected}
 
 
-def by_sklearn(p, score, y, w):
+def sklearn_metrics(p, score, y, w):
     p, score, y, w = (np.asarray(a, np.float64) for a in (p, score, y, w))
     loss = log_loss(y, p, sample_weight=w, labels=[0, 1])
     base = np.full(len(y), np.average(y, weights=w))
@@ -62,10 +62,10 @@ def test_exact_metrics_are_those_of_sklearn():
     result = exact_metrics.exact(x, y, w)
     assert set(result) == FIELDS
     assert all(type(v) in (int, float) for v in result.values())
-    expected = by_sklearn(sigmoid(x), x, y, w)
-    assert among(result, expected) == pytest.approx(expected, rel=1e-9)
+    expected = sklearn_metrics(sigmoid(x), x, y, w)
+    assert select(result, expected) == pytest.approx(expected, rel=1e-9)
     result = exact_metrics.exact_from_probabilities(sigmoid(x), y, w)
-    assert among(result, expected) == pytest.approx(expected, rel=1e-9)
+    assert select(result, expected) == pytest.approx(expected, rel=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
@@ -81,8 +81,8 @@ def test_exact_metrics_are_those_of_sklearn_with_many_ties(rows):
     result = exact_metrics.exact(x, y, w)
     kept = w > 0
     if len(set(y[kept])) == 2:
-        expected = by_sklearn(sigmoid(x[kept]), x[kept], y[kept], w[kept])
-        assert among(result, expected) == pytest.approx(expected, rel=1e-9)
+        expected = sklearn_metrics(sigmoid(x[kept]), x[kept], y[kept], w[kept])
+        assert select(result, expected) == pytest.approx(expected, rel=1e-9)
     else:
         assert math.isnan(result["auc"])
         assert math.isnan(result["normalized_entropy"])
@@ -203,11 +203,11 @@ def test_the_histogram_holds_each_weight_once_by_task_label_and_bin():
 
 
 def test_host_sums_count_beyond_float32_and_int32():
-    one = metrics.to_host(batch_sums(*clicks(10)))
-    many = jax.tree.map(lambda a: a * 10**9, one)
-    total = merged(many, one)
-    assert total.examples[0] == one.examples[0] * (10**9 + 1)
-    assert total.weight[0] - many.weight[0] == pytest.approx(one.weight[0], rel=1e-3)
+    ten = metrics.to_host(batch_sums(*clicks(10)))
+    many = jax.tree.map(lambda a: a * 10**9, ten)
+    total = merged(many, ten)
+    assert total.examples[0] == ten.examples[0] * (10**9 + 1)
+    assert total.weight[0] - many.weight[0] == pytest.approx(ten.weight[0], rel=1e-3)
 
 
 def test_a_metric_that_is_a_mean_is_the_same_from_sums_and_from_all_examples(monkeypatch):
@@ -308,13 +308,13 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
         total = sums if total is None else merged(metrics.to_host(total), sums)
     for task, result in enumerate(from_sums(total)):
         x, y, w = logits[:, task], labels[:, task], sample_weight[:, task]
-        expected = by_sklearn(sigmoid(x), x, y, w)
+        expected = sklearn_metrics(sigmoid(x), x, y, w)
         exact = exact_metrics.exact(x, y, w)
-        assert among(exact, expected) == pytest.approx(expected, rel=1e-9)
+        assert select(exact, expected) == pytest.approx(expected, rel=1e-9)
         auc = expected.pop("auc")
         assert result.pop("auc") == pytest.approx(auc, abs=1e-3)
-        assert among(result, expected) == pytest.approx(expected, rel=1e-4)
-        plain = by_sklearn(sigmoid(x), x, y, weights[:, task])
+        assert select(result, expected) == pytest.approx(expected, rel=1e-4)
+        plain = sklearn_metrics(sigmoid(x), x, y, weights[:, task])
         assert abs(plain["calibration"] / expected["calibration"] - 1) > 0.5
 
 
