@@ -8,7 +8,7 @@ import pytest
 from jaxrank import losses
 
 
-def by_hand(logits, labels, weights, task_weights):
+def reference_loss(logits, labels, weights, task_weights):
     per_task = []
     for x, y, w in zip(logits.T, labels.T, weights.T, strict=True):
         p = 1 / (1 + np.exp(-x))
@@ -30,7 +30,7 @@ def test_the_loss_of_each_task_is_its_weighted_mean_and_the_total_their_weighted
     with jax.enable_x64(True):
         total = weighted_loss(*map(jnp.asarray, case))
         assert total.dtype == np.float64
-    np.testing.assert_allclose(total, by_hand(*case)[0], rtol=1e-12)
+    np.testing.assert_allclose(total, reference_loss(*case)[0], rtol=1e-12)
 
 
 def test_the_parts_of_the_loss_add_up_to_that_of_the_global_batch():

@@ -74,7 +74,7 @@ def learning_rate_of(step):
     return 0.1 / (step + 1)
 
 
-def by_hand(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, **h):
+def reference(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, **h):
     """Computes each optimizer on one float64 vector."""
     m, v = np.zeros_like(x), np.zeros_like(x)
     if name == "adagrad":
@@ -130,7 +130,7 @@ def test_every_optimizer_follows_its_rule_inside_a_scan(name, extra):
     x, gradients = r.normal(size=6), r.normal(size=(5, 6)) * np.array([[0.1], [1], [3], [1], [2]])
     with jax.enable_x64(True):
         result = run(gradients, x, name=name, **extra)
-    np.testing.assert_allclose(result, by_hand(name, gradients, x, **extra), rtol=1e-6)
+    np.testing.assert_allclose(result, reference(name, gradients, x, **extra), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_fields_of_its_own_reach_the_optimizer(name, hyper):
     x, gradients = r.normal(size=6), r.normal(size=(5, 6))
     with jax.enable_x64(True):
         result = run(gradients, x, name=name, **hyper)
-    expected = by_hand(name, gradients, x, **hyper)
+    expected = reference(name, gradients, x, **hyper)
     np.testing.assert_allclose(result, expected, rtol=1e-6)
-    assert not np.allclose(expected, by_hand(name, gradients, x))
+    assert not np.allclose(expected, reference(name, gradients, x))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -159,7 +159,7 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
     x, gradients = r.normal(size=6), r.normal(size=(5, 6))
     with jax.enable_x64(True):
         result = run(gradients, x, name=name, weight_decay=0.1, undecayed=("bias",))
-    expected = [by_hand(name, gradients, x, weight_decay=w) for w in (0.1, 0.0)]
+    expected = [reference(name, gradients, x, weight_decay=w) for w in (0.1, 0.0)]
     np.testing.assert_allclose(result[:4], expected[0][:4], rtol=1e-6)
     np.testing.assert_allclose(result[4:], expected[1][4:], rtol=1e-6)
     assert not np.allclose(expected[0], expected[1])
@@ -173,10 +173,10 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
     assert (
         len({jax.tree.structure(state) for state in states}) == 1
     )  # checkpoints have one structure
-    assert jax.tree.structure(states[0]) == jax.tree.structure(of_optax(name).init(params))
+    assert jax.tree.structure(states[0]) == jax.tree.structure(optax_optimizer(name).init(params))
 
 
-def of_optax(name):
+def optax_optimizer(name):
     if name == "adamw":
         return optax.chain(optax.adamw(learning_rate_of, weight_decay=0.1))
     return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(learning_rate_of))

@@ -44,7 +44,7 @@ def test_batches_behind_the_last_step_change_nothing(changes, monkeypatch):
     mesh = meshes.make_mesh(devices=2)
     batches = [examples.random_batch(lay, 64, seed=i, group=8, capacity=40) for i in range(3)]
 
-    def after(platforms, steps, count):
+    def train_steps(platforms, steps, count):
         monkeypatch.setattr("jaxrank.program._COUNTS_ON_HOST", platforms)
         step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
         program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
@@ -53,10 +53,10 @@ def test_batches_behind_the_last_step_change_nothing(changes, monkeypatch):
         state, metrics = program.train(program.init(), batch, np.int32(count))
         return jax.device_get((state._replace(scratch={}), metrics.loss[:count]))
 
-    expected = after((), 2, 2)
+    expected = train_steps((), 2, 2)
     assert expected[0].step == 2
     for platforms in ((), ("cpu",)):
-        result = after(platforms, 3, 2)
+        result = train_steps(platforms, 3, 2)
         # By another program, whose multiplications and additions are contracted otherwise.
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), result, expected)
         assert result[0].step == 2

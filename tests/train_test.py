@@ -132,7 +132,7 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
     jax.tree.map(np.testing.assert_array_equal, weights_of(state), saved)
 
 
-def on_devices(store, workdir, devices, **changes):
+def device_config(store, workdir, devices, **changes):
     c = on_store(store, **changes)
     c.mesh.devices = devices
     return c
@@ -140,7 +140,7 @@ def on_devices(store, workdir, devices, **changes):
 
 def test_a_run_keeps_its_placement_when_it_resumes_with_other_devices(store, tmp_path):
     lines = []
-    train(on_devices(store, tmp_path, 8, num_steps=8), tmp_path, report=lines.append)
+    train(device_config(store, tmp_path, 8, num_steps=8), tmp_path, report=lines.append)
     assert any(line.startswith("Placement:") for line in lines)
     placed = json.loads((tmp_path / "placement.json").read_text())
     assert any(hot["replicated"] or hot["replicated_tables"] for hot in placed.values())
@@ -152,22 +152,22 @@ def test_a_run_keeps_its_placement_when_it_resumes_with_other_devices(store, tmp
         assert 0 < reported["buffer_use"] <= 1
         assert 1 <= reported["fullest_device"] <= 8
 
-    c = on_devices(store, tmp_path, 2, num_steps=16)
+    c = device_config(store, tmp_path, 2, num_steps=16)
     result = train(c, tmp_path, report=nothing, allow_config_change=True)
     assert json.loads((tmp_path / "placement.json").read_text()) == placed
     assert result.step == 16
 
     # The same sixteen steps on one device, where nothing is replicated.
-    alone = train(on_devices(store, tmp_path, 1, num_steps=16), tmp_path / "one", report=nothing)
+    alone = train(device_config(store, tmp_path, 1, num_steps=16), tmp_path / "one", report=nothing)
     for task, results in result.metrics.items():
         assert results["logloss"] == pytest.approx(alone.metrics[task]["logloss"], rel=1e-4)
 
 
 def test_a_run_that_never_saved_is_placed_again(store, tmp_path):
-    train(on_devices(store, tmp_path, 1, num_steps=8), tmp_path, report=nothing)
+    train(device_config(store, tmp_path, 1, num_steps=8), tmp_path, report=nothing)
     assert json.loads((tmp_path / "placement.json").read_text()) == {}
     shutil.rmtree(tmp_path / "checkpoints")
-    c = on_devices(store, tmp_path, 8, num_steps=8)
+    c = device_config(store, tmp_path, 8, num_steps=8)
     train(c, tmp_path, report=nothing, allow_config_change=True)
     assert json.loads((tmp_path / "placement.json").read_text()) != {}
 
@@ -177,8 +177,8 @@ def test_small_buffers_of_the_exchange_are_reported_and_change_nothing(
 ):
     lines = []
     monkeypatch.setattr(recorder, "_ROUNDS_WATCHED", 8)
-    plain = train(on_devices(store, tmp_path, 4), tmp_path / "plain", report=nothing)
-    c = on_devices(store, tmp_path, 4)
+    plain = train(device_config(store, tmp_path, 4), tmp_path / "plain", report=nothing)
+    c = device_config(store, tmp_path, 4)
     c.embedding.exchange_capacity = 8
     c.embedding.placement = "rows"
     c.num_steps = 16
@@ -194,8 +194,8 @@ def test_small_buffers_of_the_exchange_are_reported_and_change_nothing(
 
 
 def test_a_placement_that_does_not_fit_the_tables_is_rejected(store, tmp_path):
-    train(on_devices(store, tmp_path, 8, num_steps=8), tmp_path, report=nothing)
-    c = on_devices(store, tmp_path, 8, num_steps=16)
+    train(device_config(store, tmp_path, 8, num_steps=8), tmp_path, report=nothing)
+    c = device_config(store, tmp_path, 8, num_steps=16)
     c.embedding.dim = 4
     with pytest.raises(InputError, match="must be in dim.*: found dimension 4"):
         train(c, tmp_path, report=nothing, allow_config_change=True)

@@ -151,8 +151,8 @@ def test_bytes_of_a_device_fall_with_the_devices_and_replicas_keep_them(capsys):
 
 def test_what_is_exchanged_is_counted_from_the_buffers(capsys):
     split = (*SMALL, "--memory=1GiB", "--config.embedding.placement=rows")
-    one, _ = plan(capsys, *split, "--devices=1")
-    assert one["exchanged_bytes_per_step"] == 0
+    single, _ = plan(capsys, *split, "--devices=1")
+    assert single["exchanged_bytes_per_step"] == 0
     small, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=16")
     large, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=32")
     assert (small["capacity"], large["capacity"]) == ({"dim8": 16}, {"dim8": 32})
@@ -255,8 +255,8 @@ def test_fewer_replicas_are_the_change_where_they_help(capsys):
         "--config.source.categorical=(300000,40)",
         "--config.features.categorical[0].rows=300000",
     )
-    one, _ = plan(capsys, *args, "--devices=8", "--memory=1GiB")
-    memory = f"--memory={round(one['bytes_per_device'][0] * 1.2)}"
+    single, _ = plan(capsys, *args, "--devices=8", "--memory=1GiB")
+    memory = f"--memory={round(single['bytes_per_device'][0] * 1.2)}"
     with pytest.raises(RunError, match="change that fits: --replicas=1 "):
         cli.run(["plan", *args, "--devices=8", "--replicas=4", memory])
 

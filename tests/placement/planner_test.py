@@ -33,8 +33,8 @@ class Pieces:
 
     def read(self, part):
         ids, lists = self._parts[part]
-        lengths = [[len(one) for one in example] for example in lists]
-        values = [v for example in lists for one in example for v in one]
+        lengths = [[len(ids) for ids in example] for example in lists]
+        values = [v for example in lists for ids in example for v in ids]
         count = len(self.schema.ragged)
         return traffic._examples(
             np.asarray(ids, np.int32).reshape(len(ids), -1),

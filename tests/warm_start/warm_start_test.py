@@ -39,7 +39,7 @@ def started(old, config, workdir, lines=None):
     return job, state
 
 
-def by_value(job, state, kind):
+def rows_by_value(job, state, kind):
     """Returns {table: {raw value: its row}} of a run. kind: "rows", "average" or a slot."""
     result = {}
     for stack in job.program.step_spec.embedding.layout.stacks:
@@ -98,7 +98,7 @@ def test_rows_and_slots_go_with_their_values(tmp_path, row_optimizer, before, af
     carried = 0
     for kind in ("rows", "average", *SLOTS[row_optimizer]):
         was, fresh, result = (
-            by_value(*x, kind) for x in ((old_job, old_state), (job, untouched), (job, state))
+            rows_by_value(*x, kind) for x in ((old_job, old_state), (job, untouched), (job, state))
         )
         for table, rows in result.items():
             for value, row in rows.items():
@@ -171,7 +171,7 @@ def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypa
     assert any(length % 3 for length in pieces)
     assert not any(len(piece) % 3 for _, piece in arrays.pieces("rows.dim300", 3))
     job, state = started(tmp_path / "run", c, tmp_path / "next")
-    was, result = (by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
+    was, result = (rows_by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
     assert list(was) == list(result)
     np.testing.assert_array_equal(list(was.values()), list(result.values()))
 
@@ -213,10 +213,10 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     assert "dropped features: f1, item" in lines[0]
     assert "0 new\n" in lines[0] or lines[0].endswith("0 new")
     weights = weights_of(old_state)
-    silent = weights._replace(rows=_without(old_job, weights.rows, "item"))
+    silent = weights._replace(rows=_zero_missing(old_job, weights.rows, "item"))
     expected = predictions(old_job, silent)
     local = weights_of(state)
-    local = local._replace(rows=_without(job, local.rows, "item"))
+    local = local._replace(rows=_zero_missing(job, local.rows, "item"))
     np.testing.assert_allclose(predictions(job, local), expected, rtol=1e-5, atol=1e-6)
 
     # Back again: the two features are new, and their inputs are zero.
@@ -224,8 +224,8 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     back_job, back = started(tmp_path / "next", old, tmp_path / "back", lines)
     assert "new features: f1, item" in lines[1]
     local, theirs = weights_of(state), weights_of(back)
-    local = local._replace(rows=_without(job, local.rows, "item"))
-    theirs = theirs._replace(rows=_without(back_job, theirs.rows, "item"))
+    local = local._replace(rows=_zero_missing(job, local.rows, "item"))
+    theirs = theirs._replace(rows=_zero_missing(back_job, theirs.rows, "item"))
     expected = predictions(job, local)
     np.testing.assert_allclose(predictions(back_job, theirs), expected, rtol=1e-5, atol=1e-6)
 
@@ -251,20 +251,20 @@ def test_what_reads_layers_of_floats_that_are_new_or_gone_keeps_its_vectors(
 def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
     raw = write(tmp_path / "raw", 0)
 
-    def of(*names):
+    def sequence_config(*names):
         c = config(raw, ids=(), lists=(), model__cross="none")
         c.features.ragged = [
             dict(columns=name, separator="|", combiner="none", max_length=16) for name in names
         ]
         return c
 
-    old_job, old_state = saved(of("tags", "seen"), tmp_path / "run")
-    job, state = started(tmp_path / "run", of("seen", "tags"), tmp_path / "next")
+    old_job, old_state = saved(sequence_config("tags", "seen"), tmp_path / "run")
+    job, state = started(tmp_path / "run", sequence_config("seen", "tags"), tmp_path / "next")
     expected = predictions(old_job, weights_of(old_state))
     np.testing.assert_allclose(predictions(job, weights_of(state)), expected, rtol=1e-5, atol=1e-6)
 
 
-def _without(job, rows, table):
+def _zero_missing(job, rows, table):
     """Returns rows with zeros for missing values, which the list `seen` never reads."""
     (stack,) = (s for s in job.program.step_spec.embedding.layout.stacks if table in s.tables)
     result = dict(rows)
@@ -326,8 +326,8 @@ def test_an_average_resumes_under_another_rule_of_tables(first, tmp_path, row_op
     moved = averaged(job.program.step_spec, after, np.zeros(1, bool), np.int32(1))
     keep = (1 + 17) / (10 + 17)  # after 16 earlier steps and one
     jax.tree.map(
-        lambda new, was, mine: np.testing.assert_allclose(
-            new, keep * was + (1 - keep) * mine, rtol=1e-4, atol=1e-6
+        lambda new, was, changed: np.testing.assert_allclose(
+            new, keep * was + (1 - keep) * changed, rtol=1e-4, atol=1e-6
         ),
         moved.average.params,
         state.average.params,

@@ -276,13 +276,13 @@ def refused_by_the_system(number):
 
 @pytest.mark.parametrize("verb", ["train", "bench"])
 @pytest.mark.parametrize(
-    ("place", "found"),
+    ("place", "reason"),
     [("/proc/zz", "No such file or directory: '/proc/zz'"), ("{file}/run", "Not a directory")],
 )
-def test_a_workdir_that_cannot_be_made_is_named_with_its_flag(tmp_path, verb, place, found):
+def test_a_workdir_that_cannot_be_made_is_named_with_its_flag(tmp_path, verb, place, reason):
     (tmp_path / "file").write_text("")
     place = place.format(file=tmp_path / "file")
-    message = f"--workdir: {place} must be a writable directory: found .*{found}"
+    message = f"--workdir: {place} must be a writable directory: found .*{reason}"
     with pytest.raises(InputError, match=message):
         cli.run([verb, CONFIG, f"--workdir={place}"])
 
