@@ -315,7 +315,7 @@ class Watch:
         choices=("stop", "skip"),
         help="action at a loss or gradient that is not finite: stop, or skip the step",
     )
-    most_skipped: int = field(
+    max_skipped_steps: int = field(
         10,
         unit="steps",
         at_least=0,

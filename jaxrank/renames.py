@@ -31,6 +31,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "rate_patience": "reduce_lr_patience",
         "rate_factor": "reduce_lr_factor",
     },
+    "watch": {"most_skipped": "max_skipped_steps"},
 }
 VALUES: Mapping[str, Mapping[str, str]] = {
     "model.cross": {
@@ -46,6 +47,7 @@ COLUMNS = {"floats": "dense", "shifts": "logit_correction"}
 
 _PLACEMENT = {"whole": "replicated_tables", "merged": "hot_rows"}
 _TASK = {"too_young": "pending"}
+_METRICS = {"rate": "learning_rate", "table_rate": "table_learning_rate"}
 
 
 def now(section: str, name: str) -> str:
@@ -66,6 +68,7 @@ def config(tree: Mapping[str, Any]) -> dict[str, Any]:
     tree = _renamed(tree, FIELDS[""])
     tree = _change_part(tree, "features", features)
     tree = _change_part(tree, "eval", lambda part: _renamed(part, FIELDS["eval"]))
+    tree = _change_part(tree, "watch", lambda part: _renamed(part, FIELDS["watch"]))
     tree = _change_part(tree, "source", source)
     tree = _change_part(tree, "model", _model)
     return _change_part(tree, "optim", _optim)
@@ -111,6 +114,11 @@ def manifest(tree: Mapping[str, Any]) -> dict[str, Any]:
 def placement(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the placement of a run under the new names."""
     return {name: _renamed(stack, _PLACEMENT) for name, stack in tree.items()}
+
+
+def record(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record of metrics.jsonl under the new names."""
+    return _renamed(tree, _METRICS)
 
 
 def _model(tree: Mapping[str, Any]) -> dict[str, Any]:

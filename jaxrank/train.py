@@ -184,7 +184,7 @@ def _make_recorder(
         run_schedule=run.run_schedule,
         spikes=run.history.spikes,
         on_nonfinite=run.config.watch.on_nonfinite,
-        most_skipped=run.config.watch.most_skipped,
+        max_skipped_steps=run.config.watch.max_skipped_steps,
         checkpoint="" if newest is None else run.checkpoints.directory(newest),
         began=began,
     )

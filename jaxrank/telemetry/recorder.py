@@ -37,7 +37,7 @@ class Recorder:
         batch_size: examples per step.
         run_schedule: of the run.
         spikes: detector with the losses so far.
-        on_nonfinite, most_skipped: see `config.watch`.
+        on_nonfinite, max_skipped_steps: see `config.watch`.
         checkpoint: path of the newest one, for error messages. Empty: none.
         began: when the run was started, by `time.perf_counter`.
     """
@@ -56,14 +56,14 @@ class Recorder:
         run_schedule: RunSchedule,
         spikes: LossSpikeDetector,
         on_nonfinite: str,
-        most_skipped: int,
+        max_skipped_steps: int,
         checkpoint: str = "",
         began: float,
     ):
         self._began: float | None = began
         self._report = report
         self._last = last
-        self._on_nonfinite, self._most_skipped = on_nonfinite, most_skipped
+        self._on_nonfinite, self._max_skipped_steps = on_nonfinite, max_skipped_steps
         self._spikes = spikes
         self._skipped, self._skipped_in_a_row = 0, 0
         self._mesh = mesh
@@ -174,12 +174,12 @@ class Recorder:
     def _skip(self, number: int, why: str) -> None:
         self._skipped += 1
         self._skipped_in_a_row += 1
-        limit = self._most_skipped
+        limit = self._max_skipped_steps
         too_many = self._skipped_in_a_row > limit
         written = self._last.write(number, "not finite", self.checkpoint, at_the_end=too_many)
         if too_many:
             raise RunError(
-                f"step {number}: at most watch.most_skipped={limit} consecutive steps may be"
+                f"step {number}: at most watch.max_skipped_steps={limit} consecutive steps may be"
                 f" skipped: {why}. The last good checkpoint is {self.checkpoint}.{written}"
             )
         self._report(

@@ -116,9 +116,9 @@ def test_a_finite_gradient_whose_square_is_not_is_skipped_too(store, tmp_path, m
 
 def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
     c = config(store)
-    c.watch.on_nonfinite, c.watch.most_skipped = "skip", 2
+    c.watch.on_nonfinite, c.watch.max_skipped_steps = "skip", 2
     poison(monkeypatch, np.inf, {2, 3, 5, 6, 7})
-    with pytest.raises(RunError, match=r"step 7: at most watch.most_skipped=2"):
+    with pytest.raises(RunError, match=r"step 7: at most watch.max_skipped_steps=2"):
         train(c, tmp_path, report=nothing)
     lines = step_records(tmp_path)
     assert max(lines) == 7
@@ -182,7 +182,7 @@ def test_spikes_are_those_over_the_limit():
     ("field", "value", "message"),
     [
         ("on_nonfinite", "ignore", "watch.on_nonfinite must be one of .*stop.*skip.*'ignore'"),
-        ("most_skipped", -1, "watch.most_skipped must be at least 0"),
+        ("max_skipped_steps", -1, "watch.max_skipped_steps must be at least 0"),
         ("loss_spike", -1.0, "watch.loss_spike must be at least 0"),
     ],
 )
