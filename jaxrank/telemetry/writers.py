@@ -16,7 +16,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
-from jaxrank import json_files
+from jaxrank import json_files, renames
 from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
 from jaxrank.runtime import processes
@@ -284,7 +284,8 @@ def _open_events(folder: Path, start_step: int) -> EventsWriter:
 def _truncate(path: Path, start_step: int, runs: Mapping[str, _Scalars]) -> float:
     """Drops the records after `start_step`, and an incomplete last line of a killed run.
 
-    The records that are kept go to the run of their kind. Returns the seconds of the last one.
+    Kept records go to the run of their kind. Those of an earlier version are rewritten under the
+    new names, so that each metric is one series. Returns the seconds of the last one.
     """
     if not path.exists():
         return 0.0
@@ -292,8 +293,9 @@ def _truncate(path: Path, start_step: int, runs: Mapping[str, _Scalars]) -> floa
     kept, seconds = [], 0.0
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            step = record["step"]
+            stored = json.loads(line)
+            step = stored["step"]
+            record = renames.record(stored)
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break
@@ -302,11 +304,12 @@ def _truncate(path: Path, start_step: int, runs: Mapping[str, _Scalars]) -> floa
                 f" found {line[:80]!r} in line {number}. Move the file away to continue without it."
             ) from error
         if step <= start_step and line.endswith(b"\n"):
-            kept.append(line)
+            is_same = record == stored
+            kept.append(line if is_same else (json_files.to_text(record) + "\n").encode())
             seconds = record.get("seconds", seconds)
             if run := runs.get(record.get("kind", "")):
                 run.recall(record)
-    if len(kept) < len(lines):
+    if kept != lines:
         with replacing(path, sync=True) as partial:
             partial.write_bytes(b"".join(kept))
     return seconds

@@ -3,6 +3,7 @@
 import builtins
 import collections
 import io
+import json
 import math
 import os
 import struct
@@ -114,22 +115,42 @@ def test_records_of_a_version_without_times_stay_and_time_starts_at_zero(tmp_pat
     assert scalars(tmp_path) == {"train/loss": [(1, 0.5), (2, 1.0)]}
 
 
+def test_rates_of_an_earlier_version_get_their_new_names_in_both_files(tmp_path):
+    earlier = [{"step": i, "kind": "train", "rate": i / 8, "table_rate": 0.1} for i in (1, 2, 3)]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in earlier))
+    new = {"learning_rate": 0.5, "table_learning_rate": 0.2}
+    with Writer(tmp_path, start_step=3) as writer:
+        writer.write(4, new)
+    assert lines(tmp_path) == [
+        {"step": i, "kind": "train", "learning_rate": i / 8, "table_learning_rate": 0.1}
+        for i in (1, 2, 3)
+    ] + [{"step": 4, "kind": "train"} | new]
+    names = {"train/learning_rate", "train/table_learning_rate"}
+    assert scalars(tmp_path).keys() == names
+    written = file.read_bytes()
+    Writer(tmp_path, start_step=4).close()
+    assert file.read_bytes() == written
+
+
 def test_constant_numbers_have_no_chart_until_they_change(tmp_path):
     with Writer(tmp_path, start_step=0) as writer:
         for step in (1, 2, 3, 4):
-            writer.write(step, {"rate": 0.5, "loss": float(step), "late": float(step == 4)})
+            writer.write(
+                step, {"learning_rate": 0.5, "loss": float(step), "late": float(step == 4)}
+            )
     expected = {
         "train/loss": [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)],
         "train/late": [(1, 0.0), (3, 0.0), (4, 1.0)],
     }
     assert scalars(tmp_path) == expected
     with Writer(tmp_path, start_step=4) as writer:
-        writer.write(5, {"rate": 0.5, "loss": 4.0, "late": 1.0})
-        writer.write(6, {"rate": 0.25})
+        writer.write(5, {"learning_rate": 0.5, "loss": 4.0, "late": 1.0})
+        writer.write(6, {"learning_rate": 0.25})
     result = scalars(tmp_path)
     assert result["train/loss"] == [*expected["train/loss"], (5, 4.0)]
     assert result["train/late"] == [*expected["train/late"], (5, 1.0)]
-    assert result["train/rate"] == [(1, 0.5), (5, 0.5), (6, 0.25)]
+    assert result["train/learning_rate"] == [(1, 0.5), (5, 0.5), (6, 0.25)]
 
 
 def test_hparams_and_pictures_belong_to_the_validation(tmp_path):
