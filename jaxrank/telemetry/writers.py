@@ -284,8 +284,8 @@ def _open_events(folder: Path, start_step: int) -> EventsWriter:
 def _truncate(path: Path, start_step: int, runs: Mapping[str, _Scalars]) -> float:
     """Drops the records after `start_step`, and an incomplete last line of a killed run.
 
-    Kept records go to the run of their kind. Those of an earlier version are rewritten under the
-    new names, so that each metric is one series. Returns the seconds of the last one.
+    Kept records go to the run of their kind. Metrics of an earlier version are rewritten under
+    their new names, so that each is one series. Returns the seconds of the last record.
     """
     if not path.exists():
         return 0.0
