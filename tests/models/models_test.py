@@ -14,10 +14,17 @@ from jaxrank.errors import InputError
 from jaxrank.models.tower import random_bits
 
 
-@pytest.mark.parametrize("cross", ["dcn_v2", "dcn", "none"])
-@pytest.mark.parametrize("structure", ["stacked", "parallel"])
-@pytest.mark.parametrize("mlp_units", [(), (5, 4)])
-@pytest.mark.parametrize("task_mlp_units", [(), (3,)])
+@pytest.mark.parametrize(  # each pair of values once
+    ("cross", "structure", "mlp_units", "task_mlp_units"),
+    [
+        ("dcn_v2", "stacked", (), ()),
+        ("dcn_v2", "parallel", (5, 4), (3,)),
+        ("dcn", "stacked", (5, 4), ()),
+        ("dcn", "parallel", (), (3,)),
+        ("none", "stacked", (5, 4), (3,)),
+        ("none", "parallel", (), ()),
+    ],
+)
 def test_logits_are_those_of_the_written_out_formula(cross, structure, mlp_units, task_mlp_units):
     shape = dict(cross=cross, structure=structure)
     with jax.enable_x64(True):
@@ -30,16 +37,15 @@ def test_logits_are_those_of_the_written_out_formula(cross, structure, mlp_units
     np.testing.assert_allclose(logits, expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("structure", ["stacked", "parallel"])
 @pytest.mark.parametrize(
-    "config",
+    ("structure", "config"),
     [
-        dict(cross="dcn_v2_low_rank", cross_rank=3),
-        dict(cross="dcn_mix", cross_rank=3, cross_experts=2),
-        dict(cross="dlrm", bottom_mlp_units=(3,)),
-        dict(cross="dlrm", bottom_mlp_units=(), norm="batch"),
-        dict(cross="dcn_v2", dense_mlp_units=(7, 4)),
-        dict(cross="none", dense_mlp_units=(3,), norm="batch"),
+        ("stacked", dict(cross="dcn_v2_low_rank", cross_rank=3)),
+        ("parallel", dict(cross="dcn_mix", cross_rank=3, cross_experts=2)),
+        ("stacked", dict(cross="dlrm", bottom_mlp_units=(3,))),
+        ("parallel", dict(cross="dlrm", bottom_mlp_units=(), norm="batch")),
+        ("parallel", dict(cross="dcn_v2", dense_mlp_units=(7, 4))),
+        ("stacked", dict(cross="none", dense_mlp_units=(3,), norm="batch")),
     ],
 )
 def test_other_interactions_are_those_of_the_written_out_formula(config, structure):
