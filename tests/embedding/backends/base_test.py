@@ -21,7 +21,7 @@ SHAPES = [
     (RowLayout, 3, 8192),
     (RowLayout, 128, 250),
     (functools.partial(GpuRowLayout, interpret=True), 16, 8192),
-    *((TpuLayout, dim, 640) for dim in (1, 3, 16, 128, 160)),
+    *((TpuLayout, dim, 640) for dim in (1, 16, 128, 160)),
     (TpuLayout, 3, 8192),
 ]
 
@@ -95,7 +95,7 @@ def test_vectors_are_added_where_they_belong(vector_layout, rising):
     )
 
 
-@pytest.mark.parametrize("places", [1, 5, 16])
+@pytest.mark.parametrize("places", [1, 5])
 def test_vectors_of_examples_come_back_as_they_went(vector_layout, places):
     array = vectors(4 * places, vector_layout.dim).reshape(4, places, vector_layout.dim)
     block = vector_layout.from_examples(jnp.asarray(array))
