@@ -20,14 +20,35 @@ _MAGIC = {
     b"\x93NUMPY": "a NumPy file: write it as Parquet",
     b"\xd0\xcf\x11\xe0": "an Excel file: export it as CSV",
     b"%PDF": "a PDF",
+    b"\x1f\x8b": "gzip: decompress it once more",
+    b"PARE": "an encrypted Parquet file: decrypt it first",
     b"\xff\xfe\0\0": "UTF-32: convert it to UTF-8",
     b"\0\0\xfe\xff": "UTF-32: convert it to UTF-8",
     b"\xff\xfe": "UTF-16: convert it to UTF-8, as by iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16: convert it to UTF-8, as by iconv -f UTF-16 -t UTF-8",
 }
+# The same of files of text, whose first letters no line of names has.
+_TEXT_MAGIC = {
+    b"version https://git-lfs.github.com": "a pointer of Git LFS: fetch the file with git lfs pull",
+    b"<!DOCTYPE": "a page of HTML, as a server sends in place of a file",
+    b"<html": "a page of HTML, as a server sends in place of a file",
+    b"<?xml": "XML: write it as CSV or Parquet",
+}
 _TAR_AT = 257  # bytes, the position of the magic number of a tar archive
 _FIRST_OF_TEXT = 9  # a tab: text contains no smaller bytes
 _RECORD_HEAD = 12  # bytes of a TFRecord before its data: a length and a checksum
+
+
+def not_parquet(start: bytes) -> str:
+    """Returns the kind of a file that is no Parquet by its first bytes, "" if it may be Parquet."""
+    if start.startswith(b"PAR1"):
+        return ""
+    if start.startswith(b"\x1f\x8b"):
+        return "gzip: decompress it first"
+    if kind := other_kind(start):
+        return kind
+    is_text = bool(start) and min(start) >= _FIRST_OF_TEXT
+    return "text: set source.kind='csv'" if is_text else ""
 
 
 def other_kind(start: bytes) -> str:
@@ -40,6 +61,12 @@ def other_kind(start: bytes) -> str:
             return kind
     if start[_TAR_AT : _TAR_AT + 5] == b"ustar":
         return f"a tar archive: {_ARCHIVE}"
+    for magic, kind in _TEXT_MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    line = start.partition(b"\n")[0].rstrip()
+    if line.startswith((b'{"', b'[{"')) and line.endswith((b"}", b"]", b"},")):
+        return "JSON: write it as CSV or Parquet"
     zeros = [sample[i::2].count(0) for i in (0, 1)]
     if len(sample) >= 8 and max(zeros) > len(sample) // 4 and not min(zeros):
         return "UTF-16 without a byte order mark: convert it to UTF-8"

@@ -22,6 +22,12 @@ from jaxrank.errors import InputError, RunError
 _VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation")
 _CHANGES = ("mtime", "modify", "LastModified", "Last-Modified", "last_modified", "created")
 
+# Ends of the names of backups and of files that a program is still writing.
+_NOT_FINISHED = (
+    *("~", ".bak", ".tmp", ".temp", ".swp", ".part", ".partial", ".filepart", ".crdownload"),
+    *(".inprogress", "._copying_"),
+)
+
 _PAUSES = (1.0, 5.0)  # seconds before each retry of a failed request
 
 AnyPath = str | os.PathLike[str] | UPath
@@ -202,6 +208,7 @@ def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
         if not _is_data((path.name,)):
             continue
         if _is_file(path):
+            _check_finished(str(path))
             paths.append(path)
         elif path.is_dir():
             target = path.resolve()
@@ -232,6 +239,8 @@ def _find_remote(url: str) -> list[str]:
         raise InputError(f"{url}: no such file or directory.")
     root = path.rstrip("/") + "/"
     data = [p for p in inside if _is_data(tuple(p.removeprefix(root).split("/")))]
+    for name in data:
+        _check_finished(name)
     return [system.unstrip_protocol(p) for p in data] or _none_inside(url)
 
 
@@ -241,6 +250,15 @@ def _is_http(url: str) -> bool:
 
 def _is_data(parts: tuple[str, ...]) -> bool:
     return not any(part.startswith((".", "_")) or part == "lost+found" for part in parts)
+
+
+def _check_finished(path: str) -> None:
+    """Rejects a file of a directory that is a backup or incomplete by its name."""
+    if path.lower().endswith(_NOT_FINISHED):
+        raise InputError(
+            f"{path}: a file of a directory must be complete and no backup: found a name that says"
+            " otherwise. Remove the file, or name the others by a pattern."
+        )
 
 
 def _none_inside(path: str) -> list[str]:

@@ -142,8 +142,15 @@ def test_plain_text_named_gz(tmp_path):
 
 
 def test_text_named_parquet(tmp_path):
-    with rejected("day.parquet: must be a readable Parquet file"):
-        run(tmp_path, HEADER + GOOD, name="day.parquet", kind="parquet")
+    must = "day.parquet: must be a readable Parquet file: found "
+    for content, kind in [
+        (HEADER + GOOD, "text: set source.kind='csv'"),
+        (gzip.compress(b"PAR1"), "gzip: decompress it first"),
+        (b"ARROW1\0\0" + bytes(20), "an Arrow or Feather file: write it as Parquet"),
+        (b"PAR1" + bytes(20) + b"PAR2", "Parquet magic bytes not found in footer"),
+    ]:
+        with rejected(must + kind):
+            run(tmp_path, content, name="day.parquet", kind="parquet")
 
 
 def test_parquet_with_a_damaged_page(tmp_path):
@@ -174,6 +181,10 @@ OTHER_KINDS = {
         gzip.compress(b"day.csv" + bytes(250) + b"ustar\x0000"),
         "a tar archive",
     ),
+    "gzip twice": (gzip.compress(gzip.compress(b"a")), "gzip: decompress it once more"),
+    "json": (b'{"label": 1, "user": "u"}\n{"label": 0, "user": "v"}\n', "JSON"),
+    "html": (b"<!DOCTYPE html>\n<html>\n", "a page of HTML"),
+    "git lfs": (b"version https://git-lfs.github.com/spec/v1\noid x\n", "git lfs pull"),
     "tfrecord": (struct.pack("<QI", 20, 12345) + bytes(range(20)), "set source.kind='tfrecord'"),
 }
 
@@ -205,6 +216,11 @@ def test_a_header_that_begins_like_another_kind_is_text(tmp_path):
 def test_a_column_that_is_missed_because_of_how_lines_are_read(tmp_path, content, hint):
     with rejected("the data has no column 'label'", hint):
         run(tmp_path, content)
+
+
+def test_a_label_is_no_feature(tmp_path):
+    with rejected("features.categorical: a feature must be known before", "label of task 'click'"):
+        run(tmp_path, HEADER + GOOD, categorical=[dict(columns="label")])
 
 
 def test_header_with_a_name_twice(tmp_path):
@@ -402,16 +418,18 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
         run(tmp_path, HEADER + GOOD + f"{word},1,u,a,1\n")
     lines = []
     path = tmp_path / "day.csv"
-    path.write_text("label,user,tags\n1,u,a:1|b:0.5\n" + f"0,{word},c:2| d:1\n")
+    path.write_text(f"label,user,tags,item\n1,u,a:1|b:0.5,4.87e+18\n0,{word},c:2| d:1,36.0\n")
     source = dict(kind="csv", files=dict(train=str(path)))
     prepare(
-        dict(tasks=[CLICK], categorical=IDS, ragged=LISTS),
+        dict(tasks=[CLICK], categorical=[*IDS, dict(columns="item")], ragged=LISTS),
         source,
         tmp_path / "x",
         report=lines.append,
     )
     reported = "".join(lines)
     assert f"feature user: 50.0% of the first 2 values are {word!r}" in reported
+    assert "feature item: 50.0% of the first 2 values are numbers with an exp" in reported
+    assert "feature item: 50.0% of the first 2 values are whole numbers with a frac" in reported
     assert "feature tags: 100% of the first 4 ids end in a separator and a number" in reported
     assert "tags: 25.0% of the first 4 values begin or end with a space, such as ' d:1'" in reported
 

@@ -187,11 +187,11 @@ def check_id_type(column: Column) -> None:
         or pa.types.is_boolean(kind)
         or pa.types.is_binary(kind)
     ):
-        hint = ""
+        hint = " Write it as text or as whole numbers."
         if pa.types.is_struct(kind) or pa.types.is_map(kind):
             hint = " Write its fields as columns: ids and weights as two lists of equal length."
         elif is_list(kind):
-            hint = " Name it in `lists`, or set `length` of the feature in `ids`."
+            hint = " Name it in `ragged`, or set `length` of the feature in `categorical`."
         column.reject_type(ID_TYPES, hint)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxrank.data.encode.columns import Column, is_text, uncastable
+from jaxrank.data.encode.columns import Column, inexact, is_text, uncastable
 from jaxrank.data.spec.entries import CALENDAR_FORMS, TIME_UNITS
 
 DAY = 86_400  # seconds
@@ -44,6 +44,7 @@ def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.n
     if is_text(kind):
         result = _parse_texts(column, time_format)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        _check_digits(column)
         values = column.values.cast(pa.float64(), safe=False)
         result = _parse_numbers(_as_numpy(values), time_format)
     elif pa.types.is_timestamp(kind):
@@ -63,6 +64,24 @@ def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.n
         rows = np.flatnonzero(bad)
         column.reject(rows, _must(time_format), _hint(column, int(rows[0]), time_format))
     return result
+
+
+def _check_digits(column: Column) -> None:
+    """Rejects times in a short float column that were rounded when they were written.
+
+    Seconds of today are rounded to multiples of 128 in float32. A double has enough digits.
+    """
+    kind = column.values.type
+    if not pa.types.is_floating(kind) or pa.types.is_float64(kind):
+        return
+    numbers = _as_numpy(column.values).astype(np.float64)
+    rounded = inexact(np.abs(numbers), kind)
+    if rounded.any():
+        column.reject(
+            np.flatnonzero(rounded),
+            f"a time with all its digits, and {kind} has rounded it",
+            " Write the column as int64, double or a timestamp.",
+        )
 
 
 def _must(time_format: str) -> str:

@@ -20,6 +20,9 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.errors import InputError
 
 _WEIGHTED = r"^.+[:=^#;@~]-?[0-9]*\.?[0-9]+([eE]-?[0-9]+)?$"
+# As a float column writes ids: with an exponent, which drops digits, or with a fraction of zero.
+_ROUNDED = r"^-?[0-9]\.?[0-9]*[eE]\+?[0-9]+$"
+_WITH_FRACTION = r"^-?[0-9]+\.0+$"
 _MOST_SHOWN = 3
 _OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # also used as ordinary values
 
@@ -89,6 +92,7 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
             f" with a space, such as {example!r}, which makes them different values. If the space"
             " belongs to the separator, include it in `separator`"
         )
+    yield from _of_floats(entry.name, values)
     lower = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
     share = _share(words)
@@ -100,6 +104,28 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
             f" {', '.join(map(repr, texts))}, which are read as values. If they mean that a value"
             f" is missing, list them in {field}"
         )
+
+
+def _of_floats(name: str, values: pa.Array) -> Iterator[str]:
+    for pattern, meaning in (
+        (
+            _ROUNDED,
+            "numbers with an exponent, such as {!r}. Different ids may have been rounded to one:"
+            " write them as whole numbers or as text",
+        ),
+        (
+            _WITH_FRACTION,
+            "whole numbers with a fraction, such as {!r}, which differs from the same number without"
+            " it: write all days in one form",
+        ),
+    ):
+        matches = pc.match_substring_regex(values, pattern)
+        if share := _share(matches):
+            example = values.filter(matches)[0].as_py()
+            yield (
+                f"feature {name}: {share:.1%} of the first {len(values):,} values are"
+                f" {meaning.format(example)}"
+            )
 
 
 def _share(mask: pa.Array) -> float:

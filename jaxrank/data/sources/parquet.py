@@ -1,5 +1,6 @@
 """Reads Parquet files as chunks of columns."""
 
+import contextlib
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from jaxrank.data import files
+from jaxrank.data import file_kinds, files
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
@@ -21,6 +22,7 @@ _ROWS_PER_CHUNK = 16_384
 # A part ends with the row group that reaches one of these.
 _ROWS_PER_PART = 1_000_000
 _MAGIC = b"PAR1"
+_HEAD = 512  # bytes by which another kind of file is detected
 _TAIL = struct.Struct("<I4x")
 _BYTES_PER_PART = 128 << 20  # encoded and uncompressed, as in the metadata of row groups
 
@@ -202,6 +204,8 @@ def _holds_dictionaries(kind: pa.DataType) -> bool:
 
 def not_parquet(path: str, actual: Exception | str) -> InputError:
     text = " ".join(str(actual).split()).removesuffix(".")
+    with contextlib.suppress(OSError, InputError), files.open_input(path) as file:
+        text = file_kinds.not_parquet(bytes(file.read(_HEAD))) or text
     return InputError(f"{path}: must be a readable Parquet file: found {text}.")
 
 

@@ -56,9 +56,9 @@ def _table_of(directory: str, known: dict[str, str | None]) -> str | None:
     if directory not in known:
         where = files.path_of(directory)
         if (where / ".hoodie").exists():
-            raise _rejected(f"{directory}/.hoodie", "Hudi", "hudi")
+            raise _rejected(f"{directory}/.hoodie", "a Hudi", "hudi")
         if _is_iceberg(where / "metadata"):
-            raise _rejected(f"{directory}/metadata", "Iceberg", "iceberg")
+            raise _rejected(f"{directory}/metadata", "an Iceberg", "iceberg")
         is_table = (where / "_delta_log").exists()
         known[directory] = directory if is_table else _table_of(parent, known)
     return known[directory]
@@ -75,7 +75,7 @@ def _is_iceberg(metadata: Any) -> bool:
 
 def _rejected(log: str, title: str, kind: str) -> InputError:
     return InputError(
-        f"{log}: must not exist: found the log of a {title} table. This log says which files are"
+        f"{log}: must not exist: found the log of {title} table. This log says which files are"
         " current, but is not supported, so replaced files would be read too."
         f" {_WHAT_TO_DO.format(kind=kind)}."
     )

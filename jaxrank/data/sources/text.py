@@ -243,17 +243,25 @@ class TextSource(LineSource):
         return len(lines), batch, row + np.asarray(good, np.int64)[keep]
 
     def _repeated(self, batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
-        """Returns i64[m], the records that repeat the header, as in files joined by `cat`."""
+        """Returns i64[m], the records that repeat the header, as in files joined by `cat`.
+
+        The names may be in another order, in another case, or between spaces.
+        """
         if not self._format.quoted or len(columns) < 2:
             return np.zeros(0, np.int64)
+        names = pa.array(sorted({way for name in columns for way in _spellings(name)}))
         rows: Any = None
         for name in columns:
-            names = [name, f"\ufeff{name}"]  # the second with the byte order mark of a joined file
-            same = pc.is_in(batch.column(name), value_set=pa.array(names))
+            same = pc.is_in(batch.column(name), value_set=names)
             rows = same if rows is None else pc.and_(rows, same)
             if not pc.any(rows).as_py():
                 return np.zeros(0, np.int64)
-        return np.flatnonzero(pc.fill_null(rows, False).to_numpy(zero_copy_only=False))
+        candidates = np.flatnonzero(pc.fill_null(rows, False).to_numpy(zero_copy_only=False))
+        cells = [batch.column(n).take(pa.array(candidates)).to_pylist() for n in columns]
+        records = zip(*cells, strict=True)
+        header = sorted(map(_plain_name, columns))
+        same_names = [sorted(map(_plain_name, record)) == header for record in records]
+        return candidates[np.array(same_names, bool)]
 
     def _reject_header(
         self, i: int, batch: pa.RecordBatch, row: int, part: Part, offset: int, rejects: Rejects
@@ -312,6 +320,17 @@ class TextSource(LineSource):
             if name in names[:i]:
                 raise InputError(f"{where}: column names must differ: found {name!r} twice.")
         return names, more
+
+
+def _spellings(name: str) -> set[str]:
+    """Returns a name in several cases, between spaces, and behind the mark of a joined file."""
+    cases = {name, name.lower(), name.upper(), name.title()}
+    spaced = cases | {f" {way}" for way in cases} | {f"{way} " for way in cases}
+    return spaced | {f"\ufeff{way}" for way in spaced}
+
+
+def _plain_name(cell: str) -> str:
+    return cell.removeprefix("\ufeff").strip().lower()
 
 
 def _not_empty(paths: Sequence[str]) -> list[str]:

@@ -62,8 +62,22 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
                 f"features.ragged: the weights {list_spec.weights!r} must belong to one column:"
                 f" found the columns {list(list_spec.columns)}."
             )
+    _check_labels(spec, resolved)
     _ = resolved.tables  # rejects shared tables with conflicting settings
     return resolved
+
+
+def _check_labels(spec: FeatureSpec, resolved: FeatureSpec) -> None:
+    """Raises InputError if a label is also a feature, which a model would only copy."""
+    labels = {task.label: task.name for task in spec.tasks if task.label}
+    for section in ("dense", "categorical", "ragged"):
+        for entry in getattr(resolved, section):
+            if entry.columns[0] in labels:
+                raise InputError(
+                    f"features.{section}: a feature must be known before the label: found"
+                    f" {entry.columns[0]!r}, the label of task {labels[entry.columns[0]]!r}. Remove"
+                    " it."
+                )
 
 
 def resolve_again(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureSpec:

@@ -106,6 +106,15 @@ def test_a_date_of_eight_digits_is_read_where_no_other_form_has_it():
         seconds(["14102124"], None, "YYMMDDHH")
 
 
+@pytest.mark.parametrize(
+    ("number", "form"), [(1_714_521_600.0, ""), (20_240_501.0, ""), (2e7, "seconds")]
+)
+def test_times_that_float32_has_rounded_are_rejected(number, form):
+    with pytest.raises(BadRows, match=r"row 2, column when: must be a time with all its .* float"):
+        seconds([number], pa.float32(), form)
+    assert seconds([19_723.5], pa.float32(), "days") == [of_python("2024-01-01 12:00")]
+
+
 def test_zones_may_be_spelled_as_databases_export_them():
     texts = ["2024-05-01 12:00:00 UTC", "2024-05-01 12:00:00.5 UTC", "2024-05-01 14:00:00 +02:00"]
     noon = utc_seconds("2024-05-01 12:00")

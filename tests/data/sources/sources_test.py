@@ -108,6 +108,11 @@ def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
     (tmp_path / "first.csv").write_text("n\n0\n")
     for i in (4, 3):
         (tmp_path / f"late{i}.csv").write_bytes(gzip.compress(f"n\n{i}\n".encode()))
+    for name in ("day2.csv~", "day3.csv._COPYING_"):  # would be read as two more days
+        (inside / name).write_text("n\n2\n")
+        with pytest.raises(InputError, match=rf"{name}: a file of a directory must be complete"):
+            make_source(dict(kind="csv", files=dict(train=str(inside))))
+        (inside / name).unlink()
     files = [str(tmp_path / "first.csv"), OtherPath(inside), str(tmp_path / "late*.csv")]
     source = make_source(dict(kind="csv", files=dict(train=files, test=files[0])))
     assert source.splits == ["train", "test"]

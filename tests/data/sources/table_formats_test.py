@@ -102,7 +102,7 @@ def test_a_log_with_a_gap_is_rejected(table):
 
 
 @pytest.mark.parametrize(
-    ("log", "title"), [(".hoodie/x", "Hudi"), ("metadata/v2.metadata.json", "Iceberg")]
+    ("log", "title"), [(".hoodie/x", "a Hudi"), ("metadata/v2.metadata.json", "an Iceberg")]
 )
 @pytest.mark.parametrize("below", ["", "data"])
 def test_tables_whose_log_is_not_read_are_rejected(tmp_path, log, title, below):
@@ -110,5 +110,5 @@ def test_tables_whose_log_is_not_read_are_rejected(tmp_path, log, title, below):
     (tmp_path / log).write_text("{}")
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / "data" / "a.parquet")
-    with pytest.raises(InputError, match=f"must not exist: found the log of a {title}.*Write the"):
+    with pytest.raises(InputError, match=f"must not exist: found the log of {title}.*Write the"):
         values(tmp_path / below)

@@ -728,9 +728,13 @@ def test_a_header_among_the_rows_is_rejected_and_may_be_skipped(tmp_path, small)
     result = read(csv_source(path), rejects, PLAIN + PLAIN)
     assert [n for n, _ in result] == [*range(2, 62), *range(63, 123)]
     assert [json.loads(line)["row"] for line in rejects.lines] == [62]
-    path.write_bytes(PLAIN + delimited.BYTE_ORDER_MARK + PLAIN)
-    with pytest.raises(InputError, match=r"row 62: must be a record: found the header again"):
-        read(csv_source(path))
+    others = [",".join(NAMES[::-1]), ", ".join(NAMES), ",".join(NAMES).upper()]
+    for header in [delimited.BYTE_ORDER_MARK + HEADER, *(f"{o}\n".encode() for o in others)]:
+        path.write_bytes(PLAIN + header + PLAIN.removeprefix(HEADER))
+        with pytest.raises(InputError, match=r"row 62: must be a record: found the header again"):
+            read(csv_source(path))
+    path.write_bytes(PLAIN + f"{NAMES[0]},{NAMES[0]},{NAMES[1]}\n".encode())
+    assert len(read(csv_source(path))) == 61
     path.write_bytes(PLAIN + PLAIN)
     # Next to an invalid line, and in a file with another column order.
     other = tmp_path / "other.csv"
