@@ -3,7 +3,25 @@
 #   docker build --build-arg ACCELERATOR=tpu --tag jaxrank:tpu .
 #   docker build --build-arg ACCELERATOR=cuda --tag jaxrank:cuda .
 #   docker run --rm --gpus=all --shm-size=1g jaxrank:cuda train --config=configs/quickstart.py ...
-FROM python:3.12-slim-bookworm
+#
+# And the server of exported models, on CPU and without JAX:
+#
+#   docker build --target server --tag jaxrank:server .
+#   docker run --rm --publish=127.0.0.1:8080:8080 --volume=/models/ads:/models/ads:ro jaxrank:server /models/ads
+FROM python:3.12-slim-bookworm AS server
+
+ENV PYTHONUNBUFFERED=1
+RUN useradd --create-home --uid 1000 jaxrank
+WORKDIR /opt/jaxrank
+COPY constraints.txt ./
+COPY serving serving
+RUN pip install --no-cache-dir --constraint constraints.txt "./serving[server]"
+USER 1000
+EXPOSE 8080
+# All addresses of the container. Which hosts reach them is up to --publish.
+ENTRYPOINT ["jaxrank-serve", "--host=0.0.0.0"]
+
+FROM python:3.12-slim-bookworm AS trainer
 
 ARG ACCELERATOR=tpu
 ENV PYTHONUNBUFFERED=1 \

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -222,23 +223,32 @@ def test_the_tested_versions_are_those_that_jax_wants_for_tpus():
     assert wanted.specifier.contains(version)
 
 
-def test_the_image_holds_what_it_copies_and_runs_as_no_root():
+def test_the_images_hold_what_they_copy_and_run_as_no_root():
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    steps = [line.split(maxsplit=1) for line in text.splitlines() if re.match("[A-Z]", line)]
-    (base,) = [rest for name, rest in steps if name == "FROM"]
-    assert re.fullmatch(r"[\w/]+:\d[\w.-]*", base)
-    assert [rest for name, rest in steps if name == "USER"][-1] not in ("root", "0")
-    pips = [rest for name, rest in steps if name == "RUN" and "pip install" in rest]
-    assert all("--no-cache-dir" in rest for rest in pips)
-    assert "--constraint constraints.txt" in pips[0]
-    assert '".[${ACCELERATOR}]"' in pips[0]
-    assert re.findall(r"apt-get install (.*?) &&", text) == ["--yes --no-install-recommends tini"]
-    (entry,) = [json.loads(rest) for name, rest in steps if name == "ENTRYPOINT"]
-    assert entry == ["tini", "--", "jaxrank"]  # tini forwards signals to jaxrank
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if re.match("[A-Z]", line)]
+    starts = [i for i, (name, _) in enumerate(lines) if name == "FROM"]
+    stages = [lines[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    # A build without --target makes the last one.
+    assert [steps[0][1].split()[-1] for steps in stages] == ["server", "trainer"]
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     assert allowed[1] == "*"
-    for name, rest in steps:
-        if name == "COPY":
-            for source in rest.split()[:-1]:
-                assert (ROOT / source).exists()
-                assert f"!{source.split('/')[0]}" in allowed
+    for steps in stages:
+        assert re.fullmatch(r"[\w/]+:\d[\w.-]* AS \w+", steps[0][1])
+        assert [rest for name, rest in steps if name == "USER"][-1] not in ("root", "0")
+        pips = [rest for name, rest in steps if name == "RUN" and "pip install" in rest]
+        assert all("--no-cache-dir" in rest for rest in pips)
+        assert "--constraint constraints.txt" in pips[0]
+        for name, rest in steps:
+            if name == "COPY":
+                for source in rest.split()[:-1]:
+                    assert (ROOT / source).exists()
+                    assert f"!{source.split('/')[0]}" in allowed
+    installs = [next(rest for _, rest in steps if "pip install" in rest) for steps in stages]
+    assert '"./serving[server]"' in installs[0]
+    assert '".[${ACCELERATOR}]"' in installs[1]
+    assert re.findall(r"apt-get install (.*?) &&", text) == ["--yes --no-install-recommends tini"]
+    entries = [json.loads(rest) for name, rest in lines if name == "ENTRYPOINT"]
+    # tini forwards signals to jaxrank. The server handles them itself.
+    assert entries == [["jaxrank-serve", "--host=0.0.0.0"], ["tini", "--", "jaxrank"]]
+    scripts = tomllib.loads((ROOT / "serving" / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["jaxrank-serve"] == "jaxrank_serving.server.__main__:main"

@@ -1,6 +1,7 @@
 """Starts the server without jaxrank: `python -m jaxrank_serving.server BUNDLE`."""
 
 import argparse
+import signal
 import sys
 
 from jaxrank_serving.errors import BundleError
@@ -16,6 +17,8 @@ def main() -> int:
         allow_abbrev=False,
     )
     settings.add_flags(parser)
+    # Before the server handles it. Process 1 of a container gets no signal without a handler.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         serve(settings.from_flags(parser.parse_args()))
     except (BundleError, settings.SettingsError) as error:
