@@ -71,8 +71,8 @@ def _origin(code: Any) -> Origin:
     path = Path(getattr(module, "__file__", None) or "")
     if not path.is_file():
         return Origin(code.__qualname__, "", "")
-    own = path.is_relative_to(_OWN_PACKAGE)
-    return Origin(code.__qualname__, str(path.resolve()), "" if own else checksum(path))
+    is_shipped = path.is_relative_to(_OWN_PACKAGE)
+    return Origin(code.__qualname__, str(path.resolve()), "" if is_shipped else checksum(path))
 
 
 def checksum(path: Path) -> str:

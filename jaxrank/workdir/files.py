@@ -1,7 +1,8 @@
 """The directory of a run: its config, its schema, and its data if it was prepared for this run.
 
 WORKDIR/config.json  schema.json  placement.json  code.json  metrics.jsonl  tensorboard/
-checkpoints/  data/  profile/  follow/  damaged/  debug/  evaluations/  summary.json  report.html  finished
+checkpoints/  data/  profile/  follow/  damaged/  debug/  evaluations/
+summary.json  report.html  finished
 """
 
 import os

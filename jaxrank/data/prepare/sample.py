@@ -115,8 +115,8 @@ def _of_floats(name: str, values: pa.Array) -> Iterator[str]:
         ),
         (
             _WITH_FRACTION,
-            "whole numbers with a fraction, such as {!r}, which differs from the same number without"
-            " it: write all days in one form",
+            "whole numbers with a fraction, such as {!r}, which differs from the same number"
+            " without it: write all days in one form",
         ),
     ):
         matches = pc.match_substring_regex(values, pattern)

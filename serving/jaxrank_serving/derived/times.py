@@ -149,11 +149,11 @@ def _calendar(numbers: np.ndarray, form: str) -> np.ndarray:
         for _ in range(fields):
             rest, part = divmod(rest, 100)
             parts.append(part)
-        month, day, *clock = parts[::-1] + [1, 1][fields:]
+        month, day, hour, minute, second = [*parts[::-1], *[1, 1][fields:], 0, 0, 0][:5]
         # The convention of strptime: 69 to 99 are 1969 to 1999.
         year = rest if year_digits == 4 else rest + (2000 if rest < 69 else 1900)
         try:
-            time = datetime.datetime(year, month, day, *clock)
+            time = datetime.datetime(year, month, day, hour, minute, second)
         except ValueError:
             continue
         result[i] = (time - _EPOCH).total_seconds()

@@ -112,7 +112,7 @@ def test_a_date_of_eight_digits_is_read_where_no_other_form_has_it():
 def test_times_that_float32_has_rounded_are_rejected(number, form):
     with pytest.raises(BadRows, match=r"row 2, column when: must be a time with all its .* float"):
         seconds([number], pa.float32(), form)
-    assert seconds([19_723.5], pa.float32(), "days") == [of_python("2024-01-01 12:00")]
+    assert seconds([19_723.5], pa.float32(), "days") == [utc_seconds("2024-01-01 12:00")]
 
 
 def test_zones_may_be_spelled_as_databases_export_them():
