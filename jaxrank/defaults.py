@@ -30,7 +30,9 @@ _BATCHES = 256, 4096
 _STEPS = 480  # of a factorization machine, within its range of epochs
 _EPOCHS = 6, 24
 _FACTORS = 8
-_CROSSES = 0.05  # variance of all products of pairs, relative to that of all single effects
+# Variance of all products of pairs, relative to that of all single effects: where pairs have an
+# effect beyond chance, and where they have none. There the products would only overfit.
+_CROSSES, _FEW_CROSSES = 0.05, 0.005
 
 # Open fields beside the model and the length: {path: automatic value}.
 _OPEN: Mapping[str, Any] = {
@@ -80,7 +82,8 @@ def data_of(split: Split, schema: Schema, order: str) -> Data:
                 blocks = map(split.read_block, range(0, len(split.block_rows), stride))
                 estimated = effects.prior(blocks, schema)
         ids = {name: _rounded(deviation) for name, deviation in estimated.ids.items()}
-        return Prior(*processes.broadcast_value([ids, _rounded(estimated.numbers)]))
+        numbers = _rounded(estimated.numbers)
+        return Prior(*processes.broadcast_value([ids, numbers, estimated.has_pairs]))
 
     statistics = (
         split.statistics if split.has_statistics else {"tasks": {}, "categorical": {}, "ragged": {}}
@@ -179,18 +182,22 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
         reasons["model.scales"] = "deviations of the effects of ids, estimated from the labels"
     if not config.model.cross_scale:
         factors = config.embedding.dim - len(data.schema.tasks)
-        config.model.cross_scale = _cross_scale(config.model.scales, data.schema, factors)
-        reasons["model.cross_scale"] = f"pairs vary {_CROSSES} times as much as single features"
+        has_pairs = data.prior is None or data.prior().has_pairs
+        share = _CROSSES if has_pairs else _FEW_CROSSES
+        config.model.cross_scale = _cross_scale(config.model.scales, data.schema, factors, share)
+        reasons["model.cross_scale"] = f"pairs vary {share} times as much as single features" + (
+            "" if has_pairs else ", because no pair of features has an effect beyond chance"
+        )
 
 
-def _cross_scale(scales: Mapping[str, float], schema: Schema, factors: int) -> float:
-    """Returns the factor that gives all products of pairs `_CROSSES` of the variance of weights."""
+def _cross_scale(scales: Mapping[str, float], schema: Schema, factors: int, share: float) -> float:
+    """Returns the factor that gives all products of pairs a share of the variance of weights."""
     features = [f.name for f in schema.id_columns] + [f.name for f in schema.ragged]
     variances = [scales.get(name, 1.0) ** 2 for name in features]
     pairs = (sum(variances) ** 2 - sum(v**2 for v in variances)) / 2
     if not pairs or factors < 1:
         return 1.0
-    return _rounded(math.sqrt(_CROSSES * sum(variances) / (factors * pairs)))
+    return _rounded(math.sqrt(share * sum(variances) / (factors * pairs)))
 
 
 def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:

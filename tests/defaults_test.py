@@ -45,6 +45,15 @@ def chosen(config=None, **changes):
     return defaults.choose(config or default(), data(**changes), nothing)
 
 
+def test_products_vary_less_where_no_pair_has_an_effect():
+    prior = data().prior()
+    scales = [
+        chosen(prior=lambda has=has: prior._replace(has_pairs=has)).model.cross_scale
+        for has in (True, False)
+    ]
+    assert scales[1] == pytest.approx(scales[0] * 0.1**0.5, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("rows", "batch_size", "model", "epochs"),
     [

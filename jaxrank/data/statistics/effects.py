@@ -1,5 +1,6 @@
-"""Variance of the effects of features on labels beyond chance, the prior of a penalised model."""
+"""Effects of features and of pairs of features on labels beyond chance: the prior of a model."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -20,6 +21,12 @@ _MAX_VARIANCE_OF_NUMBERS = 0.2
 _FRACTION_OF_NUMBERS = 0.2
 _STANDARD_ERRORS = 2.0  # required distance of a variance from chance
 _MAX_LOG_ODDS = 15.0
+# Pairs of features: the sample, and the required distance from chance in standard errors. The
+# largest distance of many pairs is above 3 by chance now and then.
+_MAX_EXAMPLES = 100_000
+_MAX_PAIRS = 60
+_QUANTILES = 8  # into which a number is divided
+_POOLED_ERRORS, _SINGLE_ERRORS = 2.5, 3.5
 
 
 class _Feature(NamedTuple):
@@ -35,10 +42,13 @@ class Prior(NamedTuple):
 
     ids: {feature of ids or lists: deviation of the effects of its ids}.
     numbers: deviation of the effects of standardised numbers.
+    has_pairs: True if pairs of features have effects beyond those of the features alone, or if
+        there is no pair of which that can be tested.
     """
 
     ids: dict[str, float]
     numbers: float
+    has_pairs: bool = True
 
 
 def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
@@ -50,6 +60,7 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     moments). Two standard errors are subtracted. The shrunken effects S_j / (V_j + 1 / variance)
     are included in p for the following features, so that redundant features do not count twice.
     Variances are means over the binary tasks. That of numbers is at least the mean over features.
+    See `_has_pairs` for the pairs.
 
     References:
         DerSimonian and Laird, Meta-analysis in clinical trials, 1986.
@@ -58,9 +69,14 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     labels = np.concatenate([block.labels for block in parts]).astype(np.float64)
     features = _features(parts, schema)
     binary = [i for i, task in enumerate(schema.tasks) if task.kind == "binary"]
-    by_task = [_variances(features, labels[:, i]) for i in binary]
-    means = {name: _mean([variances[name] for variances in by_task]) for name in features}
     dense = np.concatenate([block.dense for block in parts])
+    columns = _columns(features, dense)
+    by_task, has_pairs = [], not columns
+    for i in binary:
+        variances, log_odds = _variances(features, labels[:, i])
+        by_task.append(variances)
+        has_pairs = has_pairs or _has_pairs(columns, labels[:, i], log_odds)
+    means = {name: _mean([variances[name] for variances in by_task]) for name in features}
     numbers = _mean([_variance_of_numbers(dense, labels[:, i]) for i in binary])
     numbers = min(numbers, _MAX_VARIANCE_OF_NUMBERS)
     least = max(
@@ -68,7 +84,8 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     )
     variances = {name: max(mean, least) for name, mean in means.items()}
     numbers = max(numbers, _mean(list(variances.values())))
-    return Prior({name: v**0.5 for name, v in variances.items()}, max(numbers, MIN_VARIANCE) ** 0.5)
+    deviations = {name: v**0.5 for name, v in variances.items()}
+    return Prior(deviations, max(numbers, MIN_VARIANCE) ** 0.5, has_pairs)
 
 
 def _mean(numbers: list[float]) -> float:
@@ -92,13 +109,18 @@ def _features(parts: list[Examples], schema: Schema) -> Mapping[str, _Feature]:
     return {name: features[name] for name in sorted(features, key=lambda name: sizes[name])}
 
 
-def _variances(features: Mapping[str, _Feature], labels: np.ndarray) -> dict[str, float]:
-    """Returns the variance of each feature's effects on a task. labels f64[n], NaN if unknown."""
+def _variances(
+    features: Mapping[str, _Feature], labels: np.ndarray
+) -> tuple[dict[str, float], np.ndarray]:
+    """Returns the variance of each feature's effects on a task, and the log-odds f64[n] by them.
+
+    labels: f64[n], NaN if unknown.
+    """
     known = ~np.isnan(labels)
     variances = dict.fromkeys(features, 0.0)
     mean = labels[known].mean() if known.any() else 0.0
     if not 0 < mean < 1:
-        return variances
+        return variances, np.zeros(len(labels))
     labels = np.where(known, labels, 0)
     log_odds = np.full(len(labels), np.log(mean / (1 - mean)))
     for name, (example, index, factor) in features.items():
@@ -109,7 +131,78 @@ def _variances(features: Mapping[str, _Feature], labels: np.ndarray) -> dict[str
         if variances[name]:
             effects = score / (variance + 1 / variances[name])
             log_odds += np.bincount(example, factor * effects[index], len(labels))
-    return variances
+    return variances, log_odds
+
+
+def _columns(features: Mapping[str, _Feature], dense: np.ndarray) -> list[np.ndarray]:
+    """Returns i64[n] per feature with one id in each example, and per number its quantile.
+
+    Features with the fewest values come first. Those with a single value are left out.
+    """
+    examples = len(dense)
+    columns = [feature.id for feature in features.values() if len(feature.id) == examples]
+    for number in dense.T:
+        edges = np.quantile(number, np.linspace(0, 1, _QUANTILES + 1)[1:-1]) if examples else []
+        columns.append(np.searchsorted(np.unique(edges), number, side="right"))
+    sized = [(int(column.max(initial=0)), column) for column in columns]
+    return [column for last, column in sorted(sized, key=lambda pair: pair[0]) if last > 0]
+
+
+def _has_pairs(columns: list[np.ndarray], labels: np.ndarray, log_odds: np.ndarray) -> bool:
+    """Returns True if pairs of columns affect a task beyond the columns themselves.
+
+    The examples are divided into halves. In each half, the residuals y - p lose their means by
+    each column alone. What remains is added up by the pair's values: S_c and S'_c, with variances
+    V_c and V'_c. By chance sum S_c S'_c is 0 with variance sum V_c V'_c.
+
+    Args:
+        labels: f64[n], NaN if unknown.
+        log_odds: f64[n], by the effects of ids.
+    """
+    stride = -(-len(labels) // _MAX_EXAMPLES)
+    columns, labels, log_odds = [c[::stride] for c in columns], labels[::stride], log_odds[::stride]
+    known = ~np.isnan(labels)
+    labels = np.where(known, labels, 0)
+    if len(columns) < 2 or not 0 < labels.sum() < known.sum():
+        return False
+    log_odds = log_odds.copy()
+    for column in columns:  # numbers are not among the log-odds yet
+        p = _probabilities(log_odds, labels, known)
+        score, information = (np.bincount(column, x) for x in (labels - p, p * (1 - p)))
+        if variance := _variance_between(score, information):
+            log_odds += (score / (information + 1 / variance))[column]
+    p = _probabilities(log_odds, labels, known)
+    is_first = (np.arange(len(labels)) * 2_654_435_761 >> 7) % 2 == 0
+    pairs = list(itertools.combinations(columns, 2))
+    pairs = pairs[:: -(-len(pairs) // _MAX_PAIRS)]
+    products = np.array(
+        [_product_of_halves(pair, labels - p, p * (1 - p), is_first) for pair in pairs]
+    )
+    agreement, variance = products[products[:, 1] > 0].T
+    if not len(variance):
+        return False
+    pooled = agreement.sum() / variance.sum() ** 0.5
+    return bool(pooled > _POOLED_ERRORS or (agreement / variance**0.5).max() > _SINGLE_ERRORS)
+
+
+def _product_of_halves(
+    pair: tuple[np.ndarray, np.ndarray],
+    residual: np.ndarray,
+    variance: np.ndarray,
+    is_first: np.ndarray,
+) -> tuple[float, float]:
+    """Returns sum S_c S'_c and sum V_c V'_c over the values c of a pair; see `_has_pairs`."""
+    first, second = pair
+    cell = np.unique(first * (second.max() + 1) + second, return_inverse=True)[1]
+    scores, variances = [], []
+    for half in (is_first, ~is_first):
+        score, v = residual[half], variance[half]
+        for column in 2 * (first[half], second[half]):
+            means = np.bincount(column, score) / np.maximum(np.bincount(column, v), 1e-12)
+            score = score - v * means[column]
+        scores.append(np.bincount(cell[half], score, cell.max() + 1))
+        variances.append(np.bincount(cell[half], v, cell.max() + 1))
+    return float(np.prod(scores, axis=0).sum()), float(np.prod(variances, axis=0).sum())
 
 
 def _variance_of_numbers(dense: np.ndarray, labels: np.ndarray) -> float:

@@ -106,3 +106,23 @@ def test_the_variance_of_numbers_is_that_per_deviation_within_limits(effect, sca
     assert estimated.numbers == pytest.approx(deviation, rel=0.15)
     least = max(0.2**0.5 * estimated.numbers, effects.MIN_VARIANCE**0.5)
     assert estimated.ids == {"a": pytest.approx(least)}
+
+
+@pytest.mark.parametrize("kind", ["ids", "number", "none", "one column"])
+def test_pairs_have_effects_only_where_they_are_planted(kind):
+    """Effects of single features leave none for pairs, whether they are fitted or shrunken."""
+    rng = np.random.default_rng(3)
+    sizes = (8, 12, 400)
+    ids = np.stack([rng.integers(0, n, ROWS) for n in sizes], axis=1)
+    dense = rng.normal(size=(ROWS, 1)).astype(np.float32)
+    log_odds = -2 + sum(rng.normal(0, 0.5, n)[ids[:, i]] for i, n in enumerate(sizes))
+    if kind == "ids":
+        log_odds += rng.normal(0, 0.4, (8, 12))[ids[:, 0], ids[:, 1]]
+    if kind == "number":
+        log_odds += rng.normal(0, 0.4, 8)[ids[:, 0]] * dense[:, 0]
+    labels = rng.random(ROWS) < 1 / (1 + np.exp(-log_odds))
+    names = "abc"
+    if kind == "one column":
+        ids, names, dense = ids[:, :1], "a", None
+    parts = [block(ids, labels[:, None], dense=dense)]
+    assert effects.prior(parts, schema(names)).has_pairs == (kind in ("ids", "number"))
