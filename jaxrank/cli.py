@@ -63,6 +63,11 @@ def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
         raise InputError(f"unknown argument {arg!r}.{hint} Try `{parser.prog} --help`.")
 
 
+def _progress(args: argparse.Namespace, report: Callable) -> Callable:
+    """Returns the function that reports everything but the result: none with --quiet."""
+    return (lambda text: None) if getattr(args, "quiet", False) else report
+
+
 def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.config_files import to_plain
     from jaxrank.data.prepare.passes import prepare
@@ -119,7 +124,7 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     result = train(
         args.config,
         args.workdir,
-        report=(lambda text: None) if args.quiet else report,
+        report=_progress(args, report),
         quiet=args.quiet,
         allow_config_change=args.allow_config_change,
         allow_older_checkpoint=args.allow_older_checkpoint,
@@ -261,7 +266,7 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         raise InputError(f"--by must be used without --follow: found --by={args.by}.")
     every = {} if args.every is None else {"every_seconds": args.every}
     result = follow(args.workdir, **which, **every, report=report)
-    report(f"The run has ended; TensorBoard: tensorboard --logdir={result.output}")
+    _progress(args, report)(f"The run has ended; TensorBoard: tensorboard --logdir={result.output}")
     return result._asdict()
 
 
@@ -308,7 +313,7 @@ def _export_bundle(
         tables=args.tables,
         requests=Requests.parse(args.context, args.default),
         hash_key_file=args.hash_key_file,
-        report=report,
+        report=_progress(args, report),
     )
     report(
         f"Bundle of {result.rows:,} rows of {result.tables} tables, {format_bytes(result.bytes)},"
@@ -539,7 +544,7 @@ def run(argv: Sequence[str]) -> None:
 
     with processes.peer_loss_as_run_error():
         if args.verb in _OF_RUNS and speaks():
-            _warn_of_changed_code(args, report)
+            _warn_of_changed_code(args, _progress(args, report))
         result = _RUN[args.verb](args, report)
         if args.json and result and speaks():
             shown = json_files.plain(result, non_finite="null")

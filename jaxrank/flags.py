@@ -103,6 +103,10 @@ def _add_processes(sub: argparse.ArgumentParser) -> None:
     group.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
+def _add_quiet(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--quiet", action="store_true", help="print the result only")
+
+
 def _prepare(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
     sub.add_argument("--output", required=True, metavar="DIR", help="directory of the new store")
@@ -171,7 +175,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of the run: its data, checkpoints, metrics and logs",
     )
-    sub.add_argument("--quiet", action="store_true", help="print the result only")
+    _add_quiet(sub)
     sub.add_argument(
         "--allow-config-change",
         action="store_true",
@@ -259,12 +263,14 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="with --follow: time between checks for a new checkpoint; default: 10",
     )
+    _add_quiet(sub)
     _add_processes(sub)
 
 
 def _predict(sub: argparse.ArgumentParser) -> None:
     _add_scored(sub)
     sub.add_argument("--output", required=True, metavar="FILE", help="a Parquet file")
+    _add_quiet(sub)
     _add_processes(sub)
 
 
@@ -285,6 +291,7 @@ def _export(sub: argparse.ArgumentParser) -> None:
         choices=EXPORT_FORMATS,
         help="bundle: scores raw values, by jaxrank_serving; files: Parquet, NumPy and JSON",
     )
+    _add_quiet(sub)
     group = sub.add_argument_group("a bundle")
     group.add_argument(
         "--tables",

@@ -1,3 +1,4 @@
+import collections
 import json
 import os
 import re
@@ -204,6 +205,32 @@ def test_bad_usage_is_rejected_with_what_was_found(tmp_path, monkeypatch, args, 
     with pytest.raises(InputError, match=message):
         cli.run(args)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "module", "function", "result"),
+    [
+        ("evaluate", "evaluation.follow", "follow", {"evaluations": [], "output": "RESULT"}),
+        ("predict", "evaluation.evaluate", "predict", {"rows": 3, "output": "RESULT"}),
+        ("export", "export.bundle", "export_bundle", {"rows": 3, "bytes": 8, "output": "RESULT"}),
+    ],
+)
+def test_quiet_leaves_the_result(monkeypatch, capsys, verb, module, function, result):
+    fields = {"tables": 1, "checkpoint": "step 8", "worse_than_constant": []} | result
+
+    def work(*_, report=lambda text: None, **__):
+        report("RESULT" if verb == "evaluate" else "progress")  # it reports each checkpoint
+        return collections.namedtuple("Done", fields)(**fields)
+
+    monkeypatch.setattr(f"jaxrank.{module}.{function}", work)
+    monkeypatch.setattr("jaxrank.workdir.code.changes", lambda _: ["progress"])
+    argv = [verb, "--workdir=w", "--follow" if verb == "evaluate" else "--output=o"]
+    lines = {}
+    for quiet in ([], ["--quiet"]):
+        cli.run([*argv, *quiet])
+        lines[bool(quiet)] = capsys.readouterr().out.splitlines()
+    assert len(lines[False]) > len(lines[True]) == 1
+    assert "RESULT" in lines[True][0]
 
 
 def test_an_override_adds_a_field_where_a_section_takes_any_name():
