@@ -150,5 +150,5 @@ def _line(error: BaseException, path: Path) -> int:
 
 
 def hint(kind: str) -> str:
-    """Returns the sentence that tells how to register a kind of object."""
+    """Returns a sentence about registering a kind of object."""
     return f"A file that registers a {kind} is given by --models=FILE.py."

@@ -1,6 +1,6 @@
 """WORKDIR/code.json: the files of the models, losses and metrics of users that a run was built of.
 
-It has a checksum of each, to tell when code has changed. Nothing in it is imported.
+It has a checksum of each, which changes with the code. Nothing in it is imported.
 """
 
 from collections.abc import Iterator, Mapping

@@ -46,7 +46,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """A column that is computed from others. The fields are those of `features.derived`."""
+    """A column that is computed from others. Its fields are the fields of `features.derived`."""
 
     name: str
     kind: str

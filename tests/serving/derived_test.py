@@ -1,4 +1,4 @@
-"""Derived columns of a request equal those of the preparation, on edge values."""
+"""Derived columns of a request equal the prepared columns, on edge values."""
 
 import datetime
 import itertools
@@ -114,7 +114,7 @@ KINDS = {
 }
 
 
-def of_preparation(entry, batch, time_format):
+def prepared_values(entry, batch, time_format):
     """Returns {row: its value} of the rows that the preparation accepts. None: it refuses the type
     of the column.
     """
@@ -132,7 +132,7 @@ def of_preparation(entry, batch, time_format):
     return dict(zip(result.rows.tolist(), result.batch.column("new").to_pylist(), strict=True))
 
 
-def of_scorer(columns, types, row):
+def scored_value(columns, types, row):
     """Returns the value of one row in a list, or None if it is rejected."""
     cells = {
         name: Cells([values[row]], Column(name, kind, False, "any", True, None, False), False)
@@ -153,7 +153,7 @@ def compare(kind, types, time_format="", **fields):
         columns = ["x", "y"] if kind in ("age", "cross", "ratio", "difference") else ["x"]
         batch = pa.RecordBatch.from_pydict({"x": array, "y": others})
         entry = DerivedSpec(name="new", kind=kind, columns=tuple(columns), **fields)
-        expected = of_preparation(entry, batch, time_format)
+        expected = prepared_values(entry, batch, time_format)
         if expected is None:
             continue
         derived = Derived("new", kind, tuple(columns), entry.zone, entry.unit, entry.boundaries)
@@ -161,7 +161,7 @@ def compare(kind, types, time_format="", **fields):
         scalar = name.partition(",")[0] + "]" if "tz" in name else name
         cells = {c: (batch.column(c).to_pylist(), scalar) for c in columns}
         for row in range(batch.num_rows):
-            actual = of_scorer(scorer, cells, row)
+            actual = scored_value(scorer, cells, row)
             place = (name, [cells[c][0][row] for c in columns], time_format)
             assert (actual is None) == (row not in expected), (place, expected.get(row))
             if actual is None:

@@ -1,6 +1,6 @@
 """The scorer is a package of its own: it needs NumPy, ONNX Runtime and xxhash, and no JAX.
 
-Its server needs those of the extra `server` too, and only it does.
+Its server also needs the packages of the extra `server`, and only it does.
 """
 
 import ast

@@ -92,7 +92,7 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
             f" with a space, such as {example!r}, which makes them different values. If the space"
             " belongs to the separator, include it in `separator`"
         )
-    yield from _of_floats(entry.name, values)
+    yield from _describe_floats(entry.name, values)
     lower = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
     share = _share(words)
@@ -106,7 +106,7 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
         )
 
 
-def _of_floats(name: str, values: pa.Array) -> Iterator[str]:
+def _describe_floats(name: str, values: pa.Array) -> Iterator[str]:
     for pattern, meaning in (
         (
             _ROUNDED,

@@ -59,7 +59,7 @@ def seconds(cells: Cells, time_format: str) -> np.ndarray:
     if numbers:
         places = [i for i, _ in numbers]
         read_numbers = np.array([number for _, number in numbers])
-        result[places] = _of_numbers(read_numbers, time_format)
+        result[places] = _parse_numbers(read_numbers, time_format)
     bad = ~((result >= _FIRST) & (result <= _LAST))
     for i in np.flatnonzero(bad).tolist():
         if cells.values[i] is not None and cells.values[i] != "":
@@ -120,7 +120,7 @@ def _seconds_of(microseconds: int, kind: str) -> float:
     return float(microseconds * ticks // 10**6) / ticks
 
 
-def _of_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
+def _parse_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
     """Converts f64[n] numbers to f64[n] seconds, NaN where one does not match."""
     if time_format in _UNITS:
         return numbers * _UNITS[time_format]

@@ -120,7 +120,7 @@ class Batcher:
                 self._fill(first, batch)
                 if batch:
                     self._score(batch)
-            except Exception:  # one batch fails, and the server goes on
+            except Exception:  # one batch fails, and the server continues
                 traceback.print_exc()
                 for pending in {first, *(pending for pending, _ in batch)}:
                     pending.finish(_internal())

@@ -114,7 +114,7 @@ class Repository:
                 continue
             try:
                 model = self._load(path, verify)
-            except Exception as error:  # whatever it is, the loaded version goes on serving
+            except Exception as error:  # whatever it is, the loaded version still serves
                 self._failed[path] = mark, str(error)
                 self.failures += 1
                 errors.append(str(error))
