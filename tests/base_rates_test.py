@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
-from runs import nothing, on_store
+from runs import nothing, store_config
 
 from jaxrank.base_rates import base_rates
 from jaxrank.data.chunk import Chunk, numbered
@@ -118,7 +118,7 @@ def first_state(config, workdir):
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_run_starts_at_the_base_rates_or_at_those_of_its_config(store, tmp_path, devices):
-    c = on_store(store, ema_decay=0.9)
+    c = store_config(store, ema_decay=0.9)
     c.mesh.devices = devices
     with c.unlocked():
         c.model.initial_bias = {"conversion": -1.25}
@@ -134,7 +134,7 @@ def test_a_run_starts_at_the_base_rates_or_at_those_of_its_config(store, tmp_pat
 
 
 def test_a_bias_of_what_is_no_task_is_rejected(store, tmp_path):
-    c = on_store(store)
+    c = store_config(store)
     with c.unlocked():
         c.model.initial_bias = {"clicks": 0.0}
     with pytest.raises(
@@ -153,7 +153,7 @@ def test_a_store_of_an_earlier_version_starts_at_0_and_says_so(store, tmp_path):
     for split in tree["splits"].values():
         del split["statistics"]["traffic"]
     (folder / "manifest.json").write_text(manifest.SEAL.to_text(tree))
-    state, lines = first_state(on_store(folder), tmp_path / "run")
+    state, lines = first_state(store_config(folder), tmp_path / "run")
     np.testing.assert_array_equal(state.bias, [0, 0])
     assert "prepare it again. Outputs without model.initial_bias start at 0" in lines[0]
 

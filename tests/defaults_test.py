@@ -5,7 +5,7 @@ import json
 
 import pytest
 from ml_collections import ConfigDict
-from runs import nothing, on_store
+from runs import nothing, store_config
 
 from jaxrank import defaults
 from jaxrank.config import default
@@ -131,7 +131,7 @@ def test_the_choice_is_reported_with_its_reason():
 
 def open_config(store):
     """The tiny run, which leaves open what it can."""
-    c = on_store(store)
+    c = store_config(store)
     plain, unset = to_plain(c), to_plain(default())
     for field in ("batch_size", "embedding", "optim", "model"):
         plain[field] = unset[field]

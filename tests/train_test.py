@@ -15,7 +15,7 @@ import quick_compile
 import tiny
 from checkout import HELPERS, ROOT
 from ml_collections import ConfigDict
-from runs import final_state, nothing, on_store, records, run
+from runs import final_state, nothing, records, run, store_config
 
 from jaxrank import cli
 from jaxrank import mesh as meshes
@@ -119,7 +119,7 @@ def test_a_finished_run_only_reports_its_result_again(store, finished, tmp_path)
 def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
     # The state is donated to the next step while the checkpoint is being written.
     workdir, _ = finished
-    c = on_store(store)
+    c = store_config(store)
     job = build(c, workdir, nothing)
     state = job.first_state(nothing)
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
 
 
 def device_config(store, workdir, devices, **changes):
-    c = on_store(store, **changes)
+    c = store_config(store, **changes)
     c.mesh.devices = devices
     return c
 
@@ -202,7 +202,7 @@ def test_a_placement_that_does_not_fit_the_tables_is_rejected(store, tmp_path):
 
 
 def test_checkpoints_of_every_n_steps_are_kept(store, tmp_path):
-    c = on_store(store, num_steps=20)
+    c = store_config(store, num_steps=20)
     c.checkpoint.every_steps, c.checkpoint.keep, c.checkpoint.keep_every_steps = 4, 1, 6
     c.data.valid = ""
     train(c, tmp_path, report=nothing)
@@ -211,7 +211,7 @@ def test_checkpoints_of_every_n_steps_are_kept(store, tmp_path):
 
 
 def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
-    c = on_store(store, num_steps=400)
+    c = store_config(store, num_steps=400)
     c.optim.dense.base_learning_rate = 0.3  # overfits and diverges soon
     c.eval.early_stopping_patience = 3
     c.eval.metric = "click/auc"
@@ -226,7 +226,7 @@ def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
 
 
 def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, capsys):
-    c = on_store(store, num_steps=8)
+    c = store_config(store, num_steps=8)
     with c.unlocked():
         c.model.initial_bias = {"click": 4.0}
     c.optim.dense.base_learning_rate = c.optim.tables.base_learning_rate = 1e-9
@@ -251,10 +251,10 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
 
 def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     """What the first part of the run was watched by is lower, and was never as high."""
-    c = on_store(store, num_steps=16)
+    c = store_config(store, num_steps=16)
     c.checkpoint.keep = 1
     train(c, tmp_path, report=nothing)
-    c = on_store(store, num_steps=40)
+    c = store_config(store, num_steps=40)
     c.checkpoint.keep = 1
     c.eval.metric, c.eval.early_stopping_patience = "click/auc", 30
     lines = []
@@ -286,7 +286,7 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
 
 def test_a_command_that_is_rejected_leaves_a_finished_run_finished(store, finished):
     workdir, _ = finished
-    c = on_store(store)
+    c = store_config(store)
     c.mesh.devices = 1000
     with pytest.raises(InputError, match=r"mesh.devices must be at most"):
         train(c, workdir, report=nothing, allow_config_change=True)
@@ -294,7 +294,7 @@ def test_a_command_that_is_rejected_leaves_a_finished_run_finished(store, finish
 
 
 def test_rates_fall_after_evaluations_without_improvement(store, tmp_path):
-    c = on_store(store, num_steps=32)
+    c = store_config(store, num_steps=32)
     c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
     c.eval.reduce_lr_patience = 1
     c.eval.reduce_lr_factor = 0.5
@@ -309,7 +309,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_checkpo
     store, tmp_path
 ):
     run(store, tmp_path, num_steps=8)
-    c = on_store(store, num_steps=32)
+    c = store_config(store, num_steps=32)
     c.optim.dense.base_learning_rate = 1e30
     message = r"step (1\d): loss .* must be finite.*checkpoints/8"
     with pytest.raises(RunError, match=message) as result:
@@ -328,7 +328,7 @@ def test_a_workdir_of_another_config_is_rejected_naming_what_differs(finished, s
 
 
 def test_a_store_of_other_features_is_rejected_naming_what_differs(store, tmp_path):
-    c = on_store(store)
+    c = store_config(store)
     c.features.keep = ["c0"]
     with pytest.raises(InputError, match=r'(?s)features of the config.*features.keep: \["c1"'):
         train(c, tmp_path, report=nothing)
@@ -468,7 +468,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
 def test_a_config_that_cannot_work_is_rejected_with_field_and_value(
     store, tmp_path, field, value, message
 ):
-    c = on_store(store)
+    c = store_config(store)
     if field == "data.store":
         c.source = ConfigDict()
     section = c
@@ -506,7 +506,7 @@ def test_what_is_wrong_whatever_the_data_is_rejected_before_any_is_made(
 
 def test_more_epochs_than_the_config_says_are_reported(store, tmp_path):
     lines = []
-    c = on_store(store, num_steps=0, num_epochs=np.float64(0.05))
+    c = store_config(store, num_steps=0, num_epochs=np.float64(0.05))
     result = train(c, tmp_path / "many", report=lines.append)
     (line,) = [line for line in lines if line.startswith("num_epochs=0.05 is rounded up ")]
     assert "0.06 epochs of 6,000 examples: a step takes 128" in line
@@ -539,7 +539,7 @@ def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
 
 
 def test_labels_that_are_known_only_where_the_parent_is_positive_are_rejected(store, tmp_path):
-    c = on_store(store)
+    c = store_config(store)
     c.model.parents = ConfigDict({"conversion": "click"})
     with pytest.raises(InputError, match=r"model.parents: labels of 'conversion' must be known wh"):
         train(c, tmp_path, report=nothing)
@@ -559,7 +559,7 @@ def test_labels_that_are_known_only_where_the_parent_is_positive_are_rejected(st
 
 
 def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, tmp_path):
-    c = on_store(store, batch_size=8)
+    c = store_config(store, batch_size=8)
     c.data.shards = 4
     c.mesh.devices = 8
     with pytest.raises(InputError, match="batch_size.*batch_size=8 on 8 devices, a share of 1"):
@@ -567,19 +567,19 @@ def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, 
 
 
 def test_a_config_that_was_rejected_leaves_the_workdir_to_the_next(store, finished, tmp_path):
-    c = on_store(store, num_steps=8)
+    c = store_config(store, num_steps=8)
     c.model.norm = "bach"
     with pytest.raises(InputError, match="model.norm"):
         train(c, tmp_path, report=nothing)
     run(store, tmp_path, num_steps=8)
 
     before = (tmp_path / "config.json").read_text()
-    c = on_store(store)
+    c = store_config(store)
     c.model.mlp_units = (32,)
     layer = r"tower.layer_0.kernel: \(\d+, 16\), by the config \(\d+, 32\)\n"
     with pytest.raises(InputError, match=f"(?s)checkpoints/8: arrays must .*{layer}"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
-    c = on_store(store)
+    c = store_config(store)
     c.optim.tables.name = "sgd"
     with pytest.raises(InputError, match=r"slots.dim8.accumulator: .*, by the config absent\n"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
@@ -623,7 +623,7 @@ def run_on(store, workdir, c, same_path=None):
 
 
 def test_parameters_that_are_not_finite_are_never_saved(store, tmp_path):
-    c = on_store(store, num_steps=2, steps_per_execution=1, log_every_steps=1)
+    c = store_config(store, num_steps=2, steps_per_execution=1, log_every_steps=1)
     c.data.valid = ""
     c.eval.every_steps = 1
     c.optim.dense.name = "sgd"
@@ -747,7 +747,7 @@ def test_a_finished_run_has_a_summary_and_a_report(finished, store, tmp_path):
     assert "</html>" in (workdir / "report.html").read_text()
     shutil.copytree(workdir, tmp_path / "copy")
     (tmp_path / "copy" / "report.html").unlink()
-    train(on_store(store), tmp_path / "copy", report=nothing, page=False)
+    train(store_config(store), tmp_path / "copy", report=nothing, page=False)
     again = json.loads((tmp_path / "copy" / "summary.json").read_text())
     for name in ("metrics", "buckets", "histograms", "phase_seconds", "examples_per_second"):
         assert again["result"][name] == results["result"][name]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 from checkout import TINY
-from runs import nothing, on_store, saved
+from runs import nothing, saved, store_config
 
 from jaxrank import cli, config_files, loop
 from jaxrank import config as configs
@@ -92,7 +92,7 @@ def test_bench_leaves_the_workdir_of_a_run_as_it_is(capsys, tmp_path):
 
 
 def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
-    saved(on_store(store), tmp_path)
+    saved(store_config(store), tmp_path)
     before = contents(tmp_path)
     measure.bench(tiny.config(), tmp_path, seconds=0.5, report=nothing)
     assert contents(tmp_path) == before  # no new data

@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from runs import newest, newest_state, nothing, on_store
+from runs import newest, newest_state, nothing, store_config
 from tiny import config
 
 from jaxrank import cli
@@ -34,7 +34,7 @@ NEUTRAL = {"bias": np.zeros(2, np.float32), "scale": np.ones(2, np.float32)}
 
 def older_config(store, lacking, **changes):
     """Returns a config whose run starts with the biases that a checkpoint without any implies."""
-    c = on_store(store, **changes)
+    c = store_config(store, **changes)
     if "bias" in lacking:
         with c.unlocked():
             c.model.initial_bias = {"click": 0.0, "conversion": 0.0}
@@ -97,7 +97,7 @@ def test_it_is_evaluated_and_exported(older, tmp_path, capsys):
 def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path):
     """Fields that the older checkpoint lacks have neutral values."""
     workdir, decay, lacking = older
-    c = on_store(store, ema_decay=decay)
+    c = store_config(store, ema_decay=decay)
     job = build(c, tmp_path / "next", nothing)
     job.batches.close()
     state = warm_start.start(job, str(workdir), nothing)

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from embeddings import HOT, make, random_grads, reference_row_optimizer
-from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
+from sharded import embedding_class, logical, lookup, new_tables, rows_by_table, set_chunk, update
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding import ROW_OPTIMIZERS, duplicates, init, make_row_optimizer
@@ -64,7 +64,7 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
     schema = dataclasses.replace(examples.small_schema(), ragged=lists)
     lay = layout(schema, {"ta": 8, "tb": 8, "tc": 8}, HOT[hot])
     mesh, rooms = meshes.make_mesh(devices=devices), {"dim8": 0.5}
-    embedding = on(platform)(
+    embedding = embedding_class(platform)(
         lay, mesh, row_optimizer=make_row_optimizer("sgd"), room=rooms, init_std=1.0
     )
     tables, batch = new_tables(embedding), examples.random_batch(lay, 32)
@@ -266,9 +266,9 @@ def test_pad_reads_zeros_and_changes_no_row():
 
 @pytest.mark.parametrize(("hot", "devices"), [("hot", 1), ("mixed", 8)])
 def test_first_values_depend_on_table_and_row_alone(hot, devices):
-    expected = by_table(make(), new_tables(make()))
+    expected = rows_by_table(make(), new_tables(make()))
     embedding = make(devices=devices, replicas=2 if devices > 1 else 1, hot=hot)
-    result = by_table(embedding, new_tables(embedding))
+    result = rows_by_table(embedding, new_tables(embedding))
     jax.tree.map(np.testing.assert_array_equal, result, expected)
     everything = np.concatenate([rows.reshape(-1) for rows in expected.values()])
     assert len(np.unique(everything)) == everything.size
@@ -295,7 +295,7 @@ def test_update_is_the_same_on_any_mesh_and_under_any_placement(
     plain = make(row_optimizer=row_optimizer)
     batch = examples.random_batch(plain.layout, 32)
     grads = random_grads(plain, new_tables(plain), batch)
-    expected = by_table(plain, update(plain, new_tables(plain), batch, grads))
+    expected = rows_by_table(plain, update(plain, new_tables(plain), batch, grads))
     embedding = make(
         devices=devices,
         replicas=replicas,
@@ -306,7 +306,7 @@ def test_update_is_the_same_on_any_mesh_and_under_any_placement(
     )
     alone = examples.random_batch(embedding.layout, 32)
     after = update(embedding, new_tables(embedding), alone, grads)
-    for table, rows in by_table(embedding, after).items():
+    for table, rows in rows_by_table(embedding, after).items():
         np.testing.assert_allclose(rows, expected[table], rtol=1e-5, atol=1e-6)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
+from sharded import embedding_class, logical, lookup, new_tables, rows_by_table, set_chunk, update
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding import make_row_optimizer
@@ -43,7 +43,7 @@ def batch_of(ids):
 @functools.cache
 def embedding_of(lay, devices, replicas, room, row_optimizer="rowwise_adagrad", platform="cpu"):
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
-    return on(platform)(
+    return embedding_class(platform)(
         lay,
         mesh,
         row_optimizer=make_row_optimizer(row_optimizer),
@@ -155,7 +155,7 @@ def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
         embedding = embedding_of(lay, 8, 1, room)
         tables = new_tables(embedding)
         vectors, exchange_stats = lookup(embedding, tables, batch)
-        after = by_table(embedding, update(embedding, tables, batch, grads))["t"]
+        after = rows_by_table(embedding, update(embedding, tables, batch, grads))["t"]
         result[room] = np.asarray(vectors["dim8"]["ids"]), after, exchange_stats["dim8"]
     rounds = {
         room: np.unique(exchange_stats.rounds) for room, (_, _, exchange_stats) in result.items()
@@ -287,7 +287,7 @@ def test_tiny_tables_are_read_and_changed_by_products_as_by_rows(whole, by_rows,
         embedding = embedding_of(lay, devices, 1, 1.0, platform=platform)
         tables = new_tables(embedding)
         vectors, _ = lookup(embedding, tables, batch)
-        after = by_table(embedding, update(embedding, tables, batch, grads))
+        after = rows_by_table(embedding, update(embedding, tables, batch, grads))
         result[platform] = np.asarray(vectors["dim8"]["ids"]), after
     assert embedding.one_hot["dim8"].num_others == 2 * (by_rows + (split > 0))
     np.testing.assert_array_equal(result["tpu"][0], result["cpu"][0])

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from embeddings import HOT, make, random_grads
-from sharded import by_table, new_tables, update
+from sharded import new_tables, rows_by_table, update
 
 from jaxrank import optim
 from jaxrank.embedding.rates import stack_lr_multipliers
@@ -55,13 +55,13 @@ def test_the_rows_of_a_table_move_as_at_its_own_rate(row_optimizer, devices, rep
     before = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
     grads = random_grads(embedding, before, batch)
-    moved = by_table(embedding, update(embedding, before, batch, grads))
+    moved = rows_by_table(embedding, update(embedding, before, batch, grads))
     for name in ("ta", "tb", "tc"):
         factor = RATES.get(name, 1.0)
         alike = make(**settings, lr_multipliers=dict.fromkeys(("ta", "tb", "tc"), factor))
-        expected = by_table(alike, update(alike, before, batch, grads))[name]
+        expected = rows_by_table(alike, update(alike, before, batch, grads))[name]
         np.testing.assert_allclose(moved[name], expected, atol=3e-7)
-    start = by_table(embedding, before)
+    start = rows_by_table(embedding, before)
     np.testing.assert_array_equal(moved["tc"], start["tc"])
     assert not np.array_equal(moved["ta"], start["ta"])
 
@@ -73,9 +73,9 @@ def test_half_the_rate_moves_rows_half_as_far_over_whole_tables_too():
         tables = new_tables(plain)
         batch = examples.random_batch(plain.layout, 32)
         grads = random_grads(plain, tables, batch)
-        start = by_table(plain, tables)["ta"]
-        half = by_table(embedding, update(embedding, tables, batch, grads))["ta"] - start
-        whole = by_table(plain, update(plain, tables, batch, grads))["ta"] - start
+        start = rows_by_table(plain, tables)["ta"]
+        half = rows_by_table(embedding, update(embedding, tables, batch, grads))["ta"] - start
+        whole = rows_by_table(plain, update(plain, tables, batch, grads))["ta"] - start
         np.testing.assert_allclose(2 * half, whole, atol=1e-6)
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import orbax.checkpoint as ocp
 import pytest
-from runs import on_store, run
+from runs import run, store_config
 
 from jaxrank import cli
 from jaxrank.checkpoints import manager
@@ -200,7 +200,7 @@ def test_a_run_is_finished_only_at_its_end(store, whole, going_on):
 
     from jaxrank.train import train
 
-    c = on_store(store)
+    c = store_config(store)
     (going_on / "finished").touch()
     with pytest.raises(Stopped):
         train(c, going_on, report=report)

@@ -3,7 +3,7 @@
 import examples
 import jax
 import numpy as np
-from sharded import lookup, on
+from sharded import embedding_class, lookup
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding import make_row_optimizer
@@ -40,7 +40,7 @@ def make(
     row_optimizer = (
         make_row_optimizer(row_optimizer) if isinstance(row_optimizer, str) else row_optimizer
     )
-    return on(platform)(
+    return embedding_class(platform)(
         lay, mesh, row_optimizer=row_optimizer, room=rooms, **{"init_std": 1.0} | settings
     )
 

@@ -16,14 +16,14 @@ def nothing(text):
     """Ignores a report."""
 
 
-def on_store(store, **changes):
+def store_config(store, **changes):
     c = tiny.config(**changes)
     c.data.store = str(store)
     return c
 
 
 def run(store, workdir, **changes):
-    return train(on_store(store, **changes), workdir, report=nothing)
+    return train(store_config(store, **changes), workdir, report=nothing)
 
 
 def newest(config, workdir):
@@ -70,7 +70,7 @@ def saved(config, workdir):
 
 
 def final_state(store, workdir, **changes):
-    return newest_state(on_store(store, **changes), workdir)
+    return newest_state(store_config(store, **changes), workdir)
 
 
 def records(workdir, kind="train"):

@@ -19,7 +19,7 @@ _COMPILED: dict = {}
 
 
 @functools.cache
-def on(platform):
+def embedding_class(platform):
     """Returns `Embedding` with the backend of a platform, on any devices.
 
     platform: "gpu" uses XLA only, "gpu-kernel" uses the kernel of `gpu_kernel`.
@@ -45,7 +45,7 @@ def compiled(embedding, name, function):
     return _COMPILED.setdefault((id(embedding), name), (embedding, jax.jit(function)))[1]
 
 
-def on_mesh(embedding, function, in_specs, out_specs):
+def shard_mapped(embedding, function, in_specs, out_specs):
     mapped = jax.shard_map(
         function, mesh=embedding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
@@ -81,7 +81,7 @@ def lookup(embedding: Embedding, tables, batch):
 
     tables = placed(embedding, tables)
     rows = rows_of(tables)
-    run = on_mesh(
+    run = shard_mapped(
         embedding,
         look_up,
         (specs_of(embedding, rows), P(meshes.EXAMPLES)),
@@ -102,7 +102,7 @@ def update(embedding: Embedding, tables, batch, grads, learning_rate=0.1, step=0
     scratch = placed(embedding, embedding.init_scratch())
     table_specs, scratch_specs = specs_of(embedding, tables), specs_of(embedding, scratch)
     by_example = P(meshes.EXAMPLES)
-    run = on_mesh(
+    run = shard_mapped(
         embedding,
         change,
         (table_specs, scratch_specs, by_example, by_example, P(), P(), P()),
@@ -128,7 +128,7 @@ def logical(embedding: Embedding, tables):
     return result
 
 
-def by_table(embedding: Embedding, tables):
+def rows_by_table(embedding: Embedding, tables):
     """Returns the rows of each table in order, for any placement: {table: f[rows, dim]}."""
     result = {}
     rows_of_table = {t.name: t.rows for t in embedding.layout.schema.tables}

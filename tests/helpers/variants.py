@@ -5,7 +5,7 @@ import functools
 import daily
 import task_kinds
 from ml_collections import ConfigDict
-from runs import on_store
+from runs import store_config
 
 from jaxrank.data.store.reader import open_store
 from jaxrank.train import train
@@ -67,7 +67,7 @@ class Variants:
         elif name == "days":
             result = daily.config(open_store(store))
         else:
-            result = changed(on_store(store), OF_TINY[name])
+            result = changed(store_config(store), OF_TINY[name])
         return changed(result, changes)
 
     def start(self, name):

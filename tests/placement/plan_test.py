@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from checkout import ROOT, TINY
-from runs import on_store, saved
+from runs import saved, store_config
 
 from jaxrank import cli, report
 from jaxrank import run as job
@@ -86,7 +86,7 @@ def test_a_prepared_store_is_planned_by_where_there_is_one(capsys, tmp_path):
 
 def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys, store, tmp_path):
     run = tmp_path / "run"
-    saved(on_store(store), run)
+    saved(store_config(store), run)
     _, err = plan(capsys, *ON_EIGHT, f"--workdir={run}")
     assert f"sample of {store / 'train'}" in err
     other = tmp_path / "other"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from runs import final_state, nothing, on_store, run
+from runs import final_state, nothing, run, store_config
 
 from jaxrank import mesh as meshes
 from jaxrank.build import make_step_spec
@@ -171,7 +171,7 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
 
 
 def trained(store, workdir, workers, schedule_seed=0, **changes):
-    config = on_store(store, **changes)
+    config = store_config(store, **changes)
     settings = dict(workers=workers, schedule_seed=schedule_seed)
     return train_asynchronous.train(config, workdir, report=nothing, **settings)
 
@@ -214,14 +214,14 @@ def test_the_schedule_decides_everything_else(store, tmp_path):
     ],
 )
 def test_what_cannot_be_simulated_is_rejected(store, tmp_path, workers, devices, message):
-    config = on_store(store)
+    config = store_config(store)
     config.mesh.devices = devices
     with pytest.raises(InputError, match=message):
         train_asynchronous.train(config, tmp_path, workers=workers, schedule_seed=0, report=nothing)
 
 
 def test_a_loss_that_is_not_finite_fails_the_run(store, tmp_path):
-    config = on_store(store)
+    config = store_config(store)
     config.optim.dense.base_learning_rate = 1e30
     config.model.mlp_units = (16, 16)
     with pytest.raises(RunError, match=r"the loss must be finite: found (nan|inf) at push"):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from runs import final_state, nothing, on_store
+from runs import final_state, nothing, store_config
 
 from jaxrank import mesh as meshes
 from jaxrank.evaluation.evaluate import evaluate
@@ -27,7 +27,7 @@ def to_host(tree):
 
 def test_the_average_follows_its_formula_call_by_call(store, averaged):
     workdir, _ = averaged
-    c = on_store(store, ema_decay=DECAY)
+    c = store_config(store, ema_decay=DECAY)
     job = build(c, workdir, nothing)
     state = job.program.init()
     expected = to_host(trained(state))

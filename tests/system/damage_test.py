@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import final_state, nothing, on_store, records, run, without_speed
+from runs import final_state, nothing, records, run, store_config, without_speed
 
 from jaxrank.checkpoints.checksums import checksums
 from jaxrank.checkpoints.manager import Checkpoints, _unraisable
@@ -25,7 +25,7 @@ def whole(store, tmp_path_factory):
     """A run with checkpoints of the steps 8 and 16, its job, and its last state."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     run(store, workdir)
-    return workdir, build(on_store(store), workdir, nothing), final_state(store, workdir)
+    return workdir, build(store_config(store), workdir, nothing), final_state(store, workdir)
 
 
 def truncated(data, draw):
@@ -137,7 +137,7 @@ def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_
     workdir, job, state = whole
     shutil.copytree(workdir, tmp_path / "copy")
     (tmp_path / "copy/checkpoints/16/training/manifest.ocdbt").unlink()
-    c = on_store(store)
+    c = store_config(store)
     with pytest.raises(InputError, match="checkpoints/16: this checkpoint is damaged"):
         train(c, tmp_path / "copy", report=lambda text: None)
     assert sorted(p.name for p in (tmp_path / "copy/checkpoints").iterdir()) == ["16", "8"]

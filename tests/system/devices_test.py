@@ -11,7 +11,7 @@ import own_model  # noqa: F401, registers "own"
 import pytest
 import tiny
 from placed_tables import BATCH, DIMS, SCHEMA, hot_of
-from sharded import by_table
+from sharded import rows_by_table
 from variants import changed
 
 from jaxrank import mesh as meshes
@@ -87,7 +87,7 @@ def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide
         stacked = jax.tree.map(widened, stacked)
     batch = meshes.put_batch(stacked, mesh, leading=1)
     state, lines = program.train(state, batch, np.int32(len(stacked.labels)))
-    tables = by_table(step_spec.embedding, jax.device_get(state.tables))
+    tables = rows_by_table(step_spec.embedding, jax.device_get(state.tables))
     rounds = max([int(result.rounds.max()) for result in lines.exchange.values()], default=1)
     average = state.average.params if c.ema_decay else ()
     return jax.device_get((state.params, state.model_state, average, tables, lines.loss)), rounds

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import xxhash
-from sharded import by_table, lookup, new_tables
+from sharded import lookup, new_tables, rows_by_table
 
 from jaxrank import mesh as meshes
 from jaxrank.data.batches.pipeline import EvaluationBatches
@@ -87,7 +87,7 @@ def batches(data):
         ((batch, count),) = EvaluationBatches(store.split(name), lay, batch_size=size)
         assert count == len(rows)
         result[name] = batch, lookup(embedding, tables, batch)[0]["dim8"]
-    return result, by_table(embedding, tables)
+    return result, rows_by_table(embedding, tables)
 
 
 def split_rows(data, name):

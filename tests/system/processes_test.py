@@ -24,7 +24,7 @@ import pytest
 import quick_compile
 import tiny
 from checkout import HELPERS, ROOT, TINY
-from runs import newest_state, nothing, on_store, records, without_speed
+from runs import newest_state, nothing, records, store_config, without_speed
 
 from jaxrank import cli
 from jaxrank.data.prepare.passes import prepare
@@ -79,7 +79,7 @@ def flags(store, workdir):
 
 
 def config(store):
-    c = on_store(store)
+    c = store_config(store)
     c.data.shards = 8
     c.mesh.devices = 8
     return c

@@ -17,7 +17,7 @@ from jaxrank.export.write import export
 
 def test_a_run_that_skips_features_is_that_on_a_store_without_them(store, tmp_path):
     """The model, its resumed training, its evaluation and its export do not know the features."""
-    skipped = runs.on_store(store)
+    skipped = runs.store_config(store)
     skipped.features.skip = ("c0", "l1", "f1")
     without = tiny.config()
     without.features.categorical = without.features.categorical[1:]

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from runs import newest_state, nothing, on_store, records
+from runs import newest_state, nothing, records, store_config
 
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError, RunError
@@ -22,7 +22,7 @@ PUT = meshes.put_batch
 
 
 def config(store, devices=1, **changes):
-    c = on_store(store, **changes)
+    c = store_config(store, **changes)
     c.mesh.devices = devices
     c.eval.every_steps = c.num_steps
     return c

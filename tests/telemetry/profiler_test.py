@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_config
-from runs import newest_state, on_store
+from runs import newest_state, store_config
 
 from jaxrank import cli
 from jaxrank.errors import InputError, RunError
@@ -55,7 +55,7 @@ def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_
     expected = [execution for execution in executions if set(execution) & set(asked)]
     first, last = expected[0][0], expected[-1][-1]
 
-    lines = run(on_store(store), tmp_path, profile_steps=text)
+    lines = run(store_config(store), tmp_path, profile_steps=text)
     assert lines == [f"Steps {first} to {last} are traced to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {
         f"steps_{first}_to_{last}": [execution[-1] for execution in expected]
@@ -69,7 +69,7 @@ def test_the_mark_of_a_call_lasts_as_long_as_the_call(store, tmp_path, monkeypat
     monkeypatch.setattr(
         DevicePrefetcher, "__next__", lambda feed: time.sleep(seconds) or take(feed)
     )
-    run(on_store(store), tmp_path, profile_steps="5:8")
+    run(store_config(store), tmp_path, profile_steps="5:8")
     (path,) = tmp_path.rglob("*.trace.json.gz")
     assert [execution["dur"] > 1e6 * seconds for execution in executions_in(path)] == [True, True]
 
@@ -98,7 +98,7 @@ def test_calls_to_trace_are_those_that_hold_a_step_asked_for(execution):
 
 
 def test_a_run_that_is_traced_trains_the_same_weights_to_the_bit(store, tmp_path):
-    c = on_store(store)
+    c = store_config(store)
     run(c, tmp_path / "plain")
     run(c, tmp_path / "traced", profile_steps="3:12")
     assert list(traces(tmp_path / "traced").values()) == [[4, 6, 8, 10, 12]]
@@ -108,17 +108,17 @@ def test_a_run_that_is_traced_trains_the_same_weights_to_the_bit(store, tmp_path
 
 
 def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
-    run(on_store(store, num_steps=8), tmp_path)
-    lines = run(on_store(store), tmp_path, profile_steps="5:11", allow_config_change=True)
+    run(store_config(store, num_steps=8), tmp_path)
+    lines = run(store_config(store), tmp_path, profile_steps="5:11", allow_config_change=True)
     assert lines == [f"Steps 9 to 12 are traced to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {"steps_9_to_12": [10, 12]}
 
-    lines = run(on_store(store), tmp_path, profile_steps="5:11")
+    lines = run(store_config(store), tmp_path, profile_steps="5:11")
     assert lines == ["Nothing was traced: the run ended at step 16, --profile-steps=5:11"]
 
 
 def test_steps_after_the_end_of_the_run_are_reported_and_not_traced(store, tmp_path):
-    lines = run(on_store(store), tmp_path, profile_steps="17:20")
+    lines = run(store_config(store), tmp_path, profile_steps="17:20")
     assert lines == ["Nothing was traced: the run has steps 1 to 16, --profile-steps=17:20"]
     assert not (tmp_path / "profile").exists()
 
@@ -131,7 +131,7 @@ def test_steps_after_the_end_of_the_run_are_reported_and_not_traced(store, tmp_p
     ],
 )
 def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, report, executions):
-    c = on_store(store, num_steps=32)
+    c = store_config(store, num_steps=32)
     c.eval.min_delta = 10.0  # only the first evaluation is an improvement
     c.eval.early_stopping_patience = 1
     assert run(c, tmp_path, profile_steps=text)[-1] == report
@@ -139,7 +139,7 @@ def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, rep
 
 
 def test_a_run_that_fails_while_it_is_traced_keeps_what_was_traced(store, tmp_path):
-    c = on_store(store)
+    c = store_config(store)
     c.optim.dense.base_learning_rate = 1e30
     with pytest.raises(RunError, match="must be finite"):
         run(c, tmp_path, profile_steps="1:16")
@@ -148,7 +148,7 @@ def test_a_run_that_fails_while_it_is_traced_keeps_what_was_traced(store, tmp_pa
     assert executions == list(range(2, executions[-1] + 1, 2))
 
     # The only profiler of the process is free again.
-    run(on_store(store), tmp_path / "next", profile_steps="1:2")
+    run(store_config(store), tmp_path / "next", profile_steps="1:2")
     assert traces(tmp_path / "next") == {"steps_1_to_2": [2]}
 
 
@@ -156,16 +156,16 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "plugins").touch()
     with pytest.raises(RunError, match=f"{tmp_path}/profile: .*cannot be written: .*plug"):
-        run(on_store(store), tmp_path, profile_steps="3:4")
+        run(store_config(store), tmp_path, profile_steps="3:4")
 
-    c = on_store(store)
+    c = store_config(store)
     c.optim.dense.base_learning_rate = 1e30
     with pytest.raises(
         RunError, match="must be finite"
     ):  # the first error, not the one that follows
         run(c, tmp_path, profile_steps="1:16", allow_config_change=True)
 
-    c = on_store(store, num_steps=32)
+    c = store_config(store, num_steps=32)
     c.eval.min_delta, c.eval.early_stopping_patience = 10.0, 1
     with pytest.raises(RunError, match="the trace cannot be written"):
         run(c, tmp_path, profile_steps="1:32", allow_config_change=True)

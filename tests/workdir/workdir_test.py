@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tiny
 import tiny_config
-from runs import nothing, on_store, saved
+from runs import nothing, saved, store_config
 
 from jaxrank import cli
 from jaxrank.config import default
@@ -75,7 +75,7 @@ def run(store, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     shutil.copytree(store, tmp_path / "here" / "B1")
     monkeypatch.chdir(tmp_path / "here")
-    saved(on_store("B1"), tmp_path / "run")
+    saved(store_config("B1"), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -107,10 +107,10 @@ def test_a_run_resumes_however_its_store_is_spelled(run, tmp_path, monkeypatch, 
     if kept == "as typed":
         as_before(run, relative)
     for spelled in (relative, "../link/B1", tmp_path / "here" / "B1", tmp_path / "link/../here/B1"):
-        workdir.check_config(run, on_store(spelled))
+        workdir.check_config(run, store_config(spelled))
     with pytest.raises(InputError, match='data.store: ".*/here/B1", now ".*/B2"'):
-        workdir.check_config(run, on_store("B2"))
-    train(on_store(relative), run, report=nothing)  # its last step is saved
+        workdir.check_config(run, store_config("B2"))
+    train(store_config(relative), run, report=nothing)  # its last step is saved
     assert Path(saved_config(run)["data"]["store"]) == tmp_path / "here" / "B1"
 
 
@@ -133,7 +133,7 @@ def test_a_path_that_is_kept_means_what_was_typed(tmp_path, monkeypatch, typed, 
     current.mkdir()
     (current / "link").symlink_to(elsewhere / "deep")
     monkeypatch.chdir(current)
-    tree = workdir._map_paths(to_plain(on_store(typed)), workdir._absolute)
+    tree = workdir._map_paths(to_plain(store_config(typed)), workdir._absolute)
     assert tree["data"]["store"] == kept.format(here=current, elsewhere=elsewhere)
 
 
@@ -194,7 +194,7 @@ def test_a_rejected_start_leaves_nothing_that_was_not_there(store, tmp_path, the
         if file:
             (tmp_path / "a" / folder / file).write_text("mine")
     before = below(tmp_path)
-    c = on_store(store)
+    c = store_config(store)
     with pytest.raises(InputError, match="/nope/config.json: no such file"):
         train(c, tmp_path / "a" / "run", report=nothing, init_from="/nope")
     assert below(tmp_path) == before
@@ -217,10 +217,10 @@ def test_a_rejected_start_leaves_a_run_as_it_is(run):
     (run / ".lock").write_text("of the run")
     before = below(run)
     with pytest.raises(InputError, match="same config: "):
-        train(on_store("B1", num_steps=24), run, report=nothing)
+        train(store_config("B1", num_steps=24), run, report=nothing)
     assert below(run) == before
     with lock.locked(run), pytest.raises(RunError, match="another process trains"):
-        train(on_store("B1"), run, report=nothing)
+        train(store_config("B1"), run, report=nothing)
     assert below(run) == before
 
 
