@@ -18,7 +18,7 @@ from jaxrank.step import input_names
 def recipe(
     layout: Layout, store: Store, *, model: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the content of export.json as plain data. docs/serving.md documents each key.
+    """Returns the content of export.json as plain data. docs/exported_files.md documents each key.
 
     Args:
         layout: of the run's tables.

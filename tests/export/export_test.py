@@ -196,7 +196,8 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
 
 
 def documented(mark):
-    text = (ROOT / "docs" / "serving.md").read_text()
+    pages = ("exported_files.md", "serving.md")
+    text = "".join((ROOT / "docs" / page).read_text() for page in pages)
     code = re.search(rf"<!-- {mark} -->\n((?:    .*\n|\n)+)", text)[1]
     return re.sub("^    ", "", code, flags=re.MULTILINE)
 

@@ -125,7 +125,7 @@ def _features(model: Model) -> Iterator[Metric]:
         "jaxrank_feature_values", "Values of a feature.", labels=["version", "feature"]
     )
     states = CounterMetricFamily(
-        "jaxrank_feature_values_by_state",
+        "jaxrank_feature_states",
         "Values of a feature that are missing, unknown, out of range or truncated.",
         labels=["version", "feature", "state"],
     )

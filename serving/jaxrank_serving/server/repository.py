@@ -72,6 +72,8 @@ class Repository:
                     " Run `jaxrank export`."
                 )
             raise BundleError(result.errors[0])
+        for text in result.errors:
+            report(f"Not loaded: {text}")
 
     @property
     def model(self) -> Model:
@@ -118,8 +120,8 @@ class Repository:
                 self._failed[path] = mark, str(error)
                 self.failures += 1
                 errors.append(str(error))
-                serving = self._model.version if self._model else "no version"
-                self._report(f"Not loaded: {error} Serving {serving}.")
+                if self._model is not None:
+                    self._report(f"Not loaded: {error} Serving {self._model.version}.")
                 continue
             self._failed.pop(path, None)
             self._model, self._mark = model, (path, mark)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import signal
 import socket
 import sys
@@ -75,10 +76,10 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            self.report(
-                f"Received {signal.Signals(sig).name}: finishing {self.app.active} requests."
-            )
+        if self.should_exit:
+            os._exit(128 + sig)
+        name, active = signal.Signals(sig).name, self.app.active
+        self.report(f"Received {name}: finishing {active} requests. Send it again to stop now.")
         self.should_exit = True
 
 

@@ -1,5 +1,7 @@
 """The server as a process: signals, slow clients, and a kill while it loads a newer version."""
 
+import argparse
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,10 +14,13 @@ import sys
 import threading
 
 import pytest
+import uvicorn
 from bundles import CONTEXT, candidates, other_version, point
 from checkout import ROOT
+from jaxrank_serving.server import serve as serving
 from jaxrank_serving.server import settings
-from jaxrank_serving.server.serve import serve
+from jaxrank_serving.server.messages import Response, respond
+from uvicorn.server import ServerState
 
 BODY = json.dumps({"context": CONTEXT, "candidates": candidates(3)})
 WITHOUT_JAXRANK = ("-m", "jaxrank_serving.server")
@@ -118,6 +123,15 @@ def test_a_kill_during_a_reload_breaks_nothing_and_sigterm_ends_with_status_0(bu
         assert first != second
 
 
+def test_the_page_names_flags_that_exist():
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    page = (ROOT / "docs" / "server.md").read_text()
+    flags = {f for action in parser._actions for f in action.option_strings}
+    assert len(set(re.findall(r"`(--[\w-]+)`", page)) & flags) > 8
+    assert set(re.findall(r"`(--[\w-]+)`", page)) <= flags
+
+
 def metrics(connection):
     connection.request("GET", "/metrics")
     return connection.getresponse().read().decode()
@@ -127,7 +141,7 @@ def test_a_port_in_use_is_reported(bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(settings.SettingsError, match=f"127.0.0.1:{port}: found .*in use"):
-            serve(settings.Settings(bundle, port=port))
+            serving.serve(settings.Settings(bundle, port=port))
 
 
 @pytest.mark.parametrize(
@@ -143,3 +157,69 @@ def test_a_port_in_use_is_reported(bundle):
 def test_settings_are_checked(bundle, changes, message):
     with pytest.raises(settings.SettingsError, match=message):
         settings.Settings(bundle, **changes).hash_key()
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written, self.closed = b"", asyncio.Event()
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.closed.set()
+
+    def is_closing(self):
+        return self.closed.is_set()
+
+    def pause_reading(self):
+        """Does nothing."""
+
+    resume_reading = pause_reading
+
+
+@pytest.mark.parametrize("received", [b"", b"GET / HTTP/1.1\r\nHo"])
+def test_a_connection_without_whole_headers_is_closed(received, monkeypatch):
+    monkeypatch.setattr(serving, "_HEADER_SECONDS", 0.01)
+
+    async def connect():
+        protocol, transport = connected()
+        if received:
+            protocol.data_received(received)
+        await asyncio.wait_for(transport.closed.wait(), 60)
+
+    asyncio.run(connect())
+
+
+def test_headers_have_a_limit_and_bodies_do_not():
+    async def connect():
+        protocol, transport = connected()
+        protocol.data_received(b"GET / HTTP/1.1\r\nA: " + b"a" * 40_000)
+        assert not transport.is_closing()
+        protocol.data_received(b"a" * 40_000)
+        assert transport.written.startswith(b"HTTP/1.1 400 Bad Request")
+        assert transport.is_closing()
+        protocol, transport = connected()
+        protocol.data_received(b"POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n" + b"a" * 80_000)
+        protocol.data_received(b"a" * 10_000)
+        assert not transport.is_closing()
+        await asyncio.gather(*protocol.tasks)
+        assert transport.written.startswith(b"HTTP/1.1 200 OK")
+
+    asyncio.run(connect())
+
+
+def connected():
+    async def answer(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        await respond(send, Response(200, b""))
+
+    config = uvicorn.Config(answer, ws="none", log_config=None)
+    protocol = serving._Protocol(config, ServerState(), {}, asyncio.get_running_loop())
+    transport = Transport()
+    protocol.connection_made(transport)
+    return protocol, transport
