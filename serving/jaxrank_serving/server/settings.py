@@ -38,7 +38,7 @@ class Settings:
         1000, "maximum time that the first request of a batch waits for others to be added"
     )
     batch_sizes: tuple[int, ...] = _flag(
-        (8, 16, 32, 64, 96, 128, 192, 256, 384, 512),
+        (8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512),
         "numbers of candidates that the model is run with; a batch is filled up to one of them",
         at_least=1,
         most=2**20,

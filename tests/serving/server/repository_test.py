@@ -1,11 +1,12 @@
 """Newer versions are verified and loaded, and damaged ones leave the old one in place."""
 
+import asyncio
 import shutil
 import threading
 
 import bundles
 import pytest
-from asgi import get, post
+from asgi import call, get, post
 from bundles import CONTEXT, candidates, point
 from jaxrank_serving import BundleError
 from jaxrank_serving.bundle import open_bundle
@@ -110,6 +111,29 @@ def test_the_watcher_loads_a_newer_version_while_requests_are_scored(
         assert answer.status == 200
         versions.append(answer.json["version"])
     assert set(versions) <= {version(bundle), version(newer)}
+
+
+def test_requests_that_wait_are_scored_by_the_version_they_met_also_while_it_stops(
+    make_app, bundle, newer, tmp_path
+):
+    point(tmp_path / "ads", bundle)
+    app = make_app(tmp_path / "ads", start=False, batch_delay_us=200_000)
+
+    async def queue():
+        tasks = []
+        for target in (bundle, newer, newer, bundle):
+            point(tmp_path / "ads", target)
+            await call(app, "POST", LOAD)
+            tasks.append(asyncio.create_task(call(app, "POST", "/v1/score", REQUEST)))
+            while app._batcher.waiting < len(tasks):
+                await asyncio.sleep(0.001)
+        app.start()
+        await asyncio.to_thread(app.close)
+        return await asyncio.gather(*tasks)
+
+    versions = [answer.json["version"] for answer in asyncio.run(queue())]
+    assert versions == [version(target) for target in (bundle, newer, newer, bundle)]
+    assert "jaxrank_batch_requests_count 3.0" in get(app, "/metrics").body.decode()
 
 
 def test_one_check_runs_at_a_time(make_app, bundle, newer, tmp_path, monkeypatch):
