@@ -35,8 +35,17 @@ def test_scores_are_those_of_the_scorer(app, scorer):
     assert empty.json["scores"] == {"click": [], "buy": [], "buy_given_click": []}
 
 
-def test_joined_padded_and_divided_batches_have_the_scores_of_single_requests(make_app, scorer):
-    app = make_app(batch_delay_us=200_000)
+def test_joined_padded_and_divided_batches_have_the_scores_of_single_requests(
+    make_app, scorer, monkeypatch
+):
+    app = make_app(batch_delay_us=200_000, batch_sizes=(32, 8))
+    logits, padded = app.repository.model.scorer.logits, []
+
+    def recorded(arrays):
+        padded.extend({len(array) for array in arrays.values()})
+        return logits(arrays)
+
+    monkeypatch.setattr(app.repository.model.scorer, "logits", recorded)
     sizes = [1, 2, 7, 31, 32, 33, 70]
 
     async def all_at_once():
@@ -51,6 +60,7 @@ def test_joined_padded_and_divided_batches_have_the_scores_of_single_requests(ma
     assert "jaxrank_batch_candidates_sum 176.0" in metrics
     batches = float(re.search(r"jaxrank_batch_requests_count (\S+)", metrics)[1])
     assert 1 <= batches < len(sizes)
+    assert set(padded) == {8, 32}
 
 
 def test_an_invalid_request_does_not_fail_its_batch(make_app):
@@ -165,6 +175,20 @@ def test_requests_beyond_the_queue_are_rejected_and_late_ones_time_out(make_app)
     while app._batcher.waiting:
         time.sleep(0.01)
     assert "jaxrank_batch_requests_count 0.0" in get(app, "/metrics").body.decode()
+
+
+def test_requests_that_are_being_read_count(make_app):
+    app = make_app(max_requests=1, timeout_ms=300)
+
+    async def stalls():
+        await asyncio.sleep(60)
+
+    async def both():
+        reading = asyncio.create_task(call(app, "POST", "/v1/score", receive=stalls))
+        await asyncio.sleep(0)
+        return (await call(app, "POST", "/v1/score", REQUEST)), await reading
+
+    assert [answer.status for answer in asyncio.run(both())] == [429, 408]
 
 
 def test_a_client_that_stalls_or_disconnects_is_answered(make_app):

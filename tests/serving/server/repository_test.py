@@ -53,7 +53,6 @@ def test_the_last_version_by_name_is_served_and_a_damaged_one_is_reported(
     app = make_app(folder, report=lines.append)
     shutil.copytree(newer, folder / "v10")
     damage(folder / "v10")
-    shutil.copytree(newer, folder / ".v11")  # hidden: being copied
     answer = post(app, LOAD)
     assert answer.status == 409
     assert "v10/tables/dim4.bin: is corrupt" in answer.json["error"]
@@ -72,6 +71,7 @@ def test_a_server_starts_with_the_last_version_that_is_whole(make_app, bundle, n
     shutil.copytree(bundle, tmp_path / "1")
     shutil.copytree(newer, tmp_path / "2")
     (tmp_path / "2" / "vocabularies.bin").unlink()
+    shutil.copytree(newer, tmp_path / ".3")  # hidden: it is being copied
     app = make_app(tmp_path, name="ads")
     assert post(app, "/v1/score", REQUEST).json["version"] == version(bundle)
     assert "vocabularies.bin: must exist" in app.repository.errors[0]
