@@ -150,6 +150,8 @@ class App:
             case ["v2", "repository", "models", name, "load"]:
                 self._check_model(name)
                 return _checked(scope, "POST", "load", self._load)
+            case ["v2", "repository", "index"]:
+                return _checked(scope, "POST", "index", self._index)
             case ["metrics"]:
                 return _checked(scope, "GET", "metrics", self._metrics)
         tree = self._document(path)
@@ -246,6 +248,14 @@ class App:
         if result.errors:
             return json_response({"error": " ".join(result.errors), **tree}, 409)
         return json_response(tree)
+
+    async def _index(self, *_: Any) -> Response:
+        """Lists the loaded version, and versions that could not be loaded."""
+        name, version = self._settings.name, self.repository.model.version
+        entries = [{"name": name, "version": version, "state": "READY"}]
+        for text in self.repository.errors:
+            entries.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": text})
+        return json_response(entries)
 
     async def _metrics(self, *_: Any) -> Response:
         return Response(200, self.metrics.text(), metrics.CONTENT_TYPE)

@@ -69,7 +69,7 @@ class Settings:
             raise SettingsError(f"--name: must be a name without '/': found {self.name!r}.")
 
     def hash_key(self) -> bytes | None:
-        """Returns the key, or None if no file is named.
+        """Returns the key without a final line break, or None if no file is named.
 
         Raises:
             SettingsError: the file cannot be read.
@@ -77,9 +77,10 @@ class Settings:
         if not self.hash_key_file:
             return None
         try:
-            return Path(self.hash_key_file).read_bytes()
+            key = Path(self.hash_key_file).read_bytes()
         except OSError as error:
             raise SettingsError(f"--hash-key-file: must be readable: found {error}.") from error
+        return key.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _fields() -> list[dataclasses.Field]:

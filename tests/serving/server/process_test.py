@@ -123,6 +123,12 @@ def test_a_kill_during_a_reload_breaks_nothing_and_sigterm_ends_with_status_0(bu
         assert first != second
 
 
+def test_a_key_is_read_without_its_line_break(bundle, tmp_path):
+    (tmp_path / "key").write_bytes(b"0123456789abcdef\r\n")
+    key = settings.Settings(bundle, hash_key_file=str(tmp_path / "key")).hash_key()
+    assert key == b"0123456789abcdef"
+
+
 def test_the_page_names_flags_that_exist():
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)

@@ -60,6 +60,9 @@ def test_the_last_version_by_name_is_served_and_a_damaged_one_is_reported(
     assert any("dim4.bin: is corrupt" in line for line in lines)
     assert post(app, "/v1/score", REQUEST).json["version"] == version(bundle)
     assert "jaxrank_load_failures_total 1.0" in get(app, "/metrics").body.decode()
+    loaded, failed = post(app, "/v2/repository/index").json
+    assert loaded == {"name": "ads", "version": version(bundle), "state": "READY"}
+    assert "dim4.bin: is corrupt" in failed["reason"]
     # Without a change it is not read again.
     assert post(app, LOAD).status == 409
     assert "jaxrank_load_failures_total 1.0" in get(app, "/metrics").body.decode()
