@@ -67,6 +67,7 @@ def scaled(tmp_path_factory):
     return json.loads(out.getvalue().splitlines()[-1]), err.getvalue(), picture
 
 
+@pytest.mark.slow
 def test_what_one_device_needs_is_reported(scaled):
     result, err, _ = scaled
     _, entry = result["topologies"]
@@ -199,6 +200,7 @@ def test_what_a_gpu_needs_is_reported(capsys):
         compile_all(capsys, "h100-12")
 
 
+@pytest.mark.slow
 def test_scaling_is_reported_and_drawn(scaled):
     result, err, picture = scaled
     large, small = result["scaling"]
