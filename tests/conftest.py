@@ -40,6 +40,8 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "jax_proc
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 # Tests start hundreds of processes, and each would compile the bytecode of jaxrank again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Of a worker, with the programs that it keeps for the next modules.
+PROGRAM_BYTES = 5 * 2**29
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
@@ -86,28 +88,43 @@ def variants(tiny_store, tmp_path_factory):
     return Variants(tmp_path_factory.mktemp("variants"), tiny_store)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _programs():
     return {}
 
 
-@pytest.fixture
-def shared_programs(_programs, monkeypatch):
-    """Lets equal runs of a module share their programs. Not for tests that change programs."""
-    share_programs(monkeypatch, _programs)
+@pytest.fixture(scope="module")
+def shared_programs(_programs):
+    """Lets equal runs of all modules share their programs. Not for tests that change programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        share_programs(patch, _programs)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _forget_programs():
-    """Drops the programs of a finished module: they take a third of a worker's memory."""
+def _forget_programs(_programs):
+    """Drops all programs behind a module, if they take too much of a worker's memory."""
     yield
-    jax.clear_caches()
+    if _resident_bytes() > PROGRAM_BYTES:
+        _programs.clear()
+        jax.clear_caches()
+
+
+def _resident_bytes():
+    """Returns the memory that this process has now. Elsewhere than on Linux it is not known."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return float("inf")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_collection_modifyitems(items):
-    """Runs the longest tests first, so that all workers end at about the same time."""
-    minutes = ("test_dcnv2_on_movielens", "test_the_main_job")
-    items.sort(key=lambda i: (not i.name.startswith(minutes), i.get_closest_marker("slow") is None))
+    """Runs modules with long tests first, so that all workers end at about the same time.
+
+    They stay whole, because the tests of a module share fixtures.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_addoption(parser):

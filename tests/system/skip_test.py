@@ -15,6 +15,7 @@ from jaxrank.evaluation import evaluate
 from jaxrank.export.write import export
 
 
+@pytest.mark.usefixtures("shared_programs")
 def test_a_run_that_skips_features_is_that_on_a_store_without_them(store, tmp_path):
     """The model, its resumed training, its evaluation and its export do not know the features."""
     skipped = runs.store_config(store)
