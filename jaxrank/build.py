@@ -15,6 +15,8 @@ from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config_files import to_plain
+from jaxrank.data.batches.room import ListRoom, list_room
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
@@ -237,8 +239,9 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
     Raises:
         InputError: naming the field.
     """
-    make_workload(config, schema)
+    make_workload(config, schema, ListRoom(1, {}, None))
     watched_metric(config, schema)
+    make_base_rates(config.model, schema, None)
     names = [t.name for t in schema.tables]
     placements = to_plain(config.embedding.placements)
     validate.matched("embedding.placements", "table", names, placements)
@@ -255,7 +258,7 @@ class Workload(NamedTuple):
     step_spec: built for one device, because optimizers and layers do not depend on the machine.
     placement, placements: fields of `config.embedding`.
     slack, capacity: `embedding.exchange_slack` and `exchange_capacity`.
-    list_slack: room for lists; see `packing.capacity`.
+    lists: room for packed lists.
     """
 
     dim_of: dict[str, int]
@@ -266,11 +269,23 @@ class Workload(NamedTuple):
     capacity: int
     batch_size: int
     steps_per_execution: int
-    shards: int
-    list_slack: float
+    lists: ListRoom
 
 
-def make_workload(config: ConfigDict, schema: Schema) -> Workload:
+def make_list_room(config: ConfigDict, split: Split, schema: Schema, steps: int) -> ListRoom:
+    """Returns the room for the packed lists of a run's first `steps` of a stored split."""
+    fields = ("shards", "window_blocks", "order", "list_slack", "on_overflow")
+    return list_room(
+        split,
+        layouts.layout(schema, dims_of(schema, config.embedding)),
+        batch_size=config.batch_size,
+        steps=steps,
+        seed=config.seed,
+        **{name: config.data[name] for name in fields},
+    )
+
+
+def make_workload(config: ConfigDict, schema: Schema, lists: ListRoom) -> Workload:
     """Builds the input of `placement`.
 
     Raises:
@@ -289,8 +304,7 @@ def make_workload(config: ConfigDict, schema: Schema) -> Workload:
         capacity=config.embedding.exchange_capacity,
         batch_size=config.batch_size,
         steps_per_execution=config.steps_per_execution,
-        shards=config.data.shards,
-        list_slack=config.data.list_slack,
+        lists=lists,
     )
 
 

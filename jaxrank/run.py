@@ -18,6 +18,7 @@ from jaxrank.build import (
     check_names,
     dims_of,
     make_base_rates,
+    make_list_room,
     make_run_schedule,
     make_step_spec,
     make_workload,
@@ -27,7 +28,7 @@ from jaxrank.build import (
 )
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
-from jaxrank.data.batches import packing, workers
+from jaxrank.data.batches import packing, room, workers
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.batches.room import Room
 from jaxrank.data.store.reader import Store
@@ -54,7 +55,6 @@ from jaxrank.workdir import files
 _SMALL_GROUP = 32
 _MORE_EPOCHS = 1.05  # ratio to the epochs of the config from which on the rounding is reported
 _AUTOMATIC = -1  # value of data.num_workers
-_MUCH_PADDING = 0.4  # fraction of the room for lists from which on a hint is reported
 _LOOKED_AT = 64  # blocks that are searched for labels of a task with a parent
 
 # Fields of config.data that select the data. The others decide how it is read.
@@ -287,6 +287,8 @@ def build(
     group = packing.group_size(config.batch_size, config.data.shards)
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
+    steps = room_steps or run_schedule.num_steps
+    lists = make_list_room(config, split, store.schema, steps)
     placed = decide.decide(
         split,
         store.schema,
@@ -295,13 +297,18 @@ def build(
         dim_of=dims_of(store.schema, config.embedding),
         placement=config.embedding.placement,
         placements=config_files.to_plain(config.embedding.placements),
-        make_workload=functools.partial(make_workload, config, store.schema),
+        make_workload=functools.partial(make_workload, config, store.schema, lists),
     )
     for line in placed.messages:
         report(line)
     layout = placed.layout
     batches, recent_batches = _open_batches(
-        config, split, layout, num_steps=run_schedule.num_steps, room_steps=room_steps
+        config,
+        split,
+        layout,
+        num_steps=run_schedule.num_steps,
+        room_steps=room_steps,
+        measured=lists.measured,
     )
     _report_batches(config, batches, report)
     if by_day:
@@ -372,10 +379,16 @@ def _check_data(
 
 
 def _open_batches(
-    config: ConfigDict, split: Split, layout: Layout, *, num_steps: int, room_steps: int
+    config: ConfigDict,
+    split: Split,
+    layout: Layout,
+    *,
+    num_steps: int,
+    room_steps: int,
+    measured: Room | None,
 ) -> tuple[TrainBatches, TrainBatches]:
     """Opens `batches` and `recent_batches` of a run."""
-    limits = dict(seed=config.seed, num_steps=num_steps, room_steps=room_steps)
+    limits = dict(seed=config.seed, num_steps=num_steps, room_steps=room_steps, room=measured)
     batches = make_batches(
         config.data,
         split,
@@ -390,7 +403,6 @@ def _open_batches(
         beside,
         split,
         layout,
-        room=batches.room,
         batch_size=config.batch_size,
         steps_per_execution=1,
         **limits,
@@ -438,7 +450,7 @@ def _check_room(program: CompiledSteps) -> None:
 
 def _report_batches(config: ConfigDict, batches: TrainBatches, report: Report) -> None:
     """Reports room for lists, worker processes, and groups that are small."""
-    _report_room(batches, report)
+    room.report_room(batches.list_room, report)
     if config.data.num_workers == _AUTOMATIC and batches.num_workers:
         report(f"{batches.num_workers} processes make batches (data.num_workers)")
     if batches.capacities and batches.group < _SMALL_GROUP:
@@ -446,22 +458,6 @@ def _report_batches(config: ConfigDict, batches: TrainBatches, report: Report) -
             f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
             f" from {_SMALL_GROUP} to {MAX_GROUP}, so lists are packed {batches.group} examples at"
             " a time, with much padding. A larger power of two is best."
-        )
-
-
-def _report_room(batches: TrainBatches, report: Report) -> None:
-    """Reports the capacity of packed lists and the fraction of it that is padding."""
-    if batches.room is None:
-        return
-    kind = "largest group of the run" if batches.room.is_exact else "above that of any group"
-    for (name, room), mean in zip(batches.capacities.items(), batches.room.mean, strict=True):
-        padding = 1 - mean / room
-        hint = ""
-        if padding > _MUCH_PADDING:
-            hint = ". A larger data.window_blocks mixes longer and shorter lists and needs less"
-        report(
-            f"Packed lists of {name}: capacity {room:,} ids per {batches.group} examples ({kind}),"
-            f" {padding:.0%} of it padding{hint}"
         )
 
 

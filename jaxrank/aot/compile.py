@@ -112,7 +112,8 @@ def compile_for(
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, machine.topology)
             configs.check(case)
-        planner = PlacementPlanner(make_workload(case, data.schema), data)
+        lists = plan.lists_of(case, data, report)
+        planner = PlacementPlanner(make_workload(case, data.schema, lists), data)
         check_batch("batch_size", case.batch_size, planner.shape.group, machine.mesh.size)
         cases.append((case, planner, machine))
     for case, planner, machine in cases:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrank.build import Workload
-from jaxrank.data.batches import packing
+from jaxrank.data.store.split import Split
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -58,12 +58,12 @@ class PlacementCost(NamedTuple):
 
 
 class PlanInputs(NamedTuple):
-    """Input of a plan. statistics: of the training split, as `packing.capacity` expects them."""
+    """Input of a plan. split: the stored training split. None: data is generated."""
 
     schema: Schema
     reads: traffic.Reads
     traffic: traffic.Traffic
-    statistics: Mapping[str, Any]
+    split: Split | None
 
 
 class PlacementPlanner:
@@ -77,19 +77,10 @@ class PlacementPlanner:
         self._workload, self._data = workload, data
         names = [table.name for table in data.schema.tables]
         self.placement_of = planner.placements(names, workload.placement, workload.placements)
-        self.shape = self._batch_shape()
+        lists = workload.lists
+        self.shape = BatchShape(workload.batch_size, lists.group, lists.capacities)
         self.row_optimizer = workload.step_spec.embedding.row_optimizer
         self._dense = _dense(workload.step_spec)
-
-    def _batch_shape(self) -> BatchShape:
-        work, statistics = self._workload, self._data.statistics
-        group = packing.group_size(work.batch_size, work.shards)
-        capacities = {
-            stack.name: packing.capacity(stack, statistics, group, work.list_slack)
-            for stack in work.step_spec.embedding.layout.stacks
-            if stack.lists
-        }
-        return BatchShape(work.batch_size, group, capacities)
 
     def cost(
         self,

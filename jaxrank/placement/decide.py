@@ -93,7 +93,7 @@ def _measured(
     kept: Mapping[str, ReplicatedRows] | None,
 ) -> dict[str, Any]:
     reads = StoredReads(split, schema)
-    data = placement_cost.PlanInputs(schema, reads, measure(reads), split.statistics)
+    data = placement_cost.PlanInputs(schema, reads, measure(reads), split)
     memory = _memory(mesh)
     machine = placement_cost.Machine("", mesh.size, mesh.shape[meshes.REPLICA], memory or 2**62)
     cost = placement_cost.PlacementPlanner(workload, data).cost(machine, hot=kept)

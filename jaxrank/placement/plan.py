@@ -8,10 +8,13 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import defaults, embedding
-from jaxrank.build import make_workload
+from jaxrank.build import dims_of, make_list_room, make_run_schedule, make_workload
+from jaxrank.data.batches import room
+from jaxrank.data.batches.room import ListRoom
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
+from jaxrank.layout import layout
 from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.placement import budget, traffic
 from jaxrank.placement.cost import Machine, PlacementCost, PlacementPlanner, PlanInputs
@@ -77,7 +80,8 @@ def plan(
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = open_data(located, config.eval.metric, report)
     config = choose_unset(config, workdir, data, report)
-    planner = PlacementPlanner(make_workload(config, data.schema), data)
+    lists = lists_of(config, data, report)
+    planner = PlacementPlanner(make_workload(config, data.schema, lists), data)
     cost = planner.cost(machine)
     size = config.batch_size
     if batches is None:
@@ -141,7 +145,7 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
         check_metric(store.schema.tasks, metric)
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
-        return PlanInputs(store.schema, reads, traffic.measure(reads), split.statistics)
+        return PlanInputs(store.schema, reads, traffic.measure(reads), split)
     if data.source.get("kind") != "synthetic":
         raise InputError(
             f"data.store: must be prepared data: found {data.path or 'none'!r}. Run"
@@ -153,7 +157,30 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
     check_metric(reads.schema.tasks, metric)
     report("Reading a sample of generated data")
     sample = traffic.measure(reads)
-    return PlanInputs(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})
+    return PlanInputs(reads.schema, reads, sample, None)
+
+
+def lists_of(config: ConfigDict, data: PlanInputs, report: Report) -> ListRoom:
+    """Returns the room for lists that a run allocates, or an estimate if there is no store."""
+    if data.split is not None:
+        steps = make_run_schedule(config, data.split.rows).num_steps
+        lists = make_list_room(config, data.split, data.schema, steps)
+        room.report_room(lists, report)
+        return lists
+    lists = room.estimated_room(
+        layout(data.schema, dims_of(data.schema, config.embedding)),
+        {"list_lengths": data.traffic.list_lengths},
+        batch_size=config.batch_size,
+        shards=config.data.shards,
+        list_slack=config.data.list_slack,
+    )
+    for name, ids in lists.capacities.items():
+        report(
+            f"Packed lists of {name}: capacity {ids:,} ids per {lists.group} examples, estimated"
+            f" from a sample: the mean and {config.data.list_slack:g} deviations. Training measures"
+            " the largest group in its store"
+        )
+    return lists
 
 
 def _warnings(

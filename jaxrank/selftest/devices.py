@@ -105,7 +105,7 @@ def _alone(run: Run, device: Any, executions: int) -> Trained:
         seed=config.seed,
         num_steps=run.run_schedule.num_steps,
         room_steps=run.batches.room_steps,
-        room=run.batches.room,
+        room=run.batches.list_room.measured,
         process=(0, 1),
     )
     try:

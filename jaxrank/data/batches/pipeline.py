@@ -16,8 +16,7 @@ import numpy as np
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.buffers import BufferPool, add_step_axis, bytes_of
-from jaxrank.data.batches.room import Room, measure
-from jaxrank.data.batches.shuffle_order import Order
+from jaxrank.data.batches.room import Room, list_room, make_order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.batches.workers import WorkerExecutions
 from jaxrank.data.examples import Examples
@@ -91,7 +90,7 @@ class TrainBatches:
             request.
         list_slack: capacity for lists that may be truncated, in standard deviations. See
             `packing.capacity`.
-        on_overflow: "error": the capacity fits all lists of the run, see `room.measure`.
+        on_overflow: "error": the capacity fits all lists of the run, see `room.list_room`.
             "truncate": see `packing.Packer`.
         order: "shuffled": all blocks together. "days": one day after another, each shuffled.
         process: index and number of processes.
@@ -137,28 +136,22 @@ class TrainBatches:
                 "data.num_workers must divide the shards of a process: found"
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
             )
-        window = max(1, round(window_blocks * split.rows / max(1, len(split.block_rows))))
-        stages = [blocks for _, blocks in split.days] if order == "days" else []
-        line = Order(split.block_rows, seed=seed, shards=shards, window=window, stages=stages)
-        self.group = packing.group_size(batch_size, shards)
+        line = make_order(split, seed=seed, shards=shards, window_blocks=window_blocks, order=order)
         self._share = batch_size // shards
-        stacks = [stack for stack in layout.stacks if stack.lists]
-        self.room = room
-        if stacks and on_overflow == "error":
-            places = (room_steps or num_steps) * self._share
-            sets = [stack.lists for stack in stacks]
-            self.room = room or measure(split, line, sets, places=places, group=self.group)
-            rooms = map(packing.aligned, self.room.largest.tolist())
-            self.capacities = dict(zip([stack.name for stack in stacks], rooms, strict=True))
-        else:
-            # Lists of one day may be longer than the average over all days.
-            statistics = split.day_statistics if order == "days" else [split.statistics]
-            self.capacities = {
-                stack.name: max(
-                    packing.capacity(stack, s, self.group, list_slack) for s in statistics
-                )
-                for stack in stacks
-            }
+        self.list_room = list_room(
+            split,
+            layout,
+            batch_size=batch_size,
+            steps=room_steps or num_steps,
+            list_slack=list_slack,
+            on_overflow=on_overflow,
+            seed=seed,
+            shards=shards,
+            window_blocks=window_blocks,
+            order=order,
+            measured=room,
+        )
+        self.group, self.capacities = self.list_room.group, self.list_room.capacities
         self.room_steps = room_steps
         if room_steps:
             on_overflow = "truncate"

@@ -1,4 +1,4 @@
-"""Measures the capacity that the packed lists of a run need, from the lengths in the store.
+"""Sizes the room for the packed lists of a run, from the lengths in the store.
 
 A group is consecutive examples of one shard's stream, which depends on the seed alone. The largest
 group of a run is therefore known before the first step, for any order of the data. Logs sorted by
@@ -6,20 +6,24 @@ time, user or length have groups that a model of independent examples would not 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrank.data.batches import packing
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.store.split import Split
+from jaxrank.layout import Layout
+from jaxrank.report import Report
 
 # Number of examples that are measured one by one. Most of the time is the permutation of the
 # windows: 45 ns per example on one core, so at most 48 s, divided among the cores.
 _EXAMINED = 2**30
 # Additional cost of a window, in examples.
 _WINDOW = 2048
+_MUCH_PADDING = 0.4  # fraction of the room for lists from which on a hint is reported
 
 
 class Room(NamedTuple):
@@ -33,6 +37,107 @@ class Room(NamedTuple):
     largest: np.ndarray
     mean: np.ndarray
     is_exact: bool
+
+
+class ListRoom(NamedTuple):
+    """Static shape of the packed lists of a run.
+
+    group: number of examples that are packed together.
+    capacities: {stack: ids per group}.
+    measured: the measurement. None: capacities follow from averages, because lists may be truncated
+        or there are none.
+    """
+
+    group: int
+    capacities: dict[str, int]
+    measured: Room | None
+
+
+def list_room(
+    split: Split,
+    layout: Layout,
+    *,
+    batch_size: int,
+    steps: int,
+    seed: int,
+    shards: int,
+    window_blocks: int,
+    order: str,
+    list_slack: float,
+    on_overflow: str,
+    measured: Room | None = None,
+) -> ListRoom:
+    """Returns the room for the lists of a run's first `steps`.
+
+    Args:
+        measured: the measurement of batches with equal settings. None: measures now.
+        others: see `TrainBatches`.
+    """
+    group = packing.group_size(batch_size, shards)
+    stacks = [stack for stack in layout.stacks if stack.lists]
+    if stacks and on_overflow == "error":
+        if measured is None:
+            line = make_order(
+                split, seed=seed, shards=shards, window_blocks=window_blocks, order=order
+            )
+            places = steps * (batch_size // shards)
+            sets = [stack.lists for stack in stacks]
+            measured = measure(split, line, sets, places=places, group=group)
+        rooms = map(packing.aligned, measured.largest.tolist())
+        names = [stack.name for stack in stacks]
+        return ListRoom(group, dict(zip(names, rooms, strict=True)), measured)
+    # Lists of one day may be longer than the average over all days.
+    statistics = split.day_statistics if order == "days" else [split.statistics]
+    capacities = {
+        stack.name: max(packing.capacity(stack, s, group, list_slack) for s in statistics)
+        for stack in stacks
+    }
+    return ListRoom(group, capacities, None)
+
+
+def estimated_room(
+    layout: Layout,
+    statistics: Mapping[str, Any],
+    *,
+    batch_size: int,
+    shards: int,
+    list_slack: float,
+) -> ListRoom:
+    """Returns the room for lists of which only averages are known; see `packing.capacity`."""
+    group = packing.group_size(batch_size, shards)
+    capacities = {
+        stack.name: packing.capacity(stack, statistics, group, list_slack)
+        for stack in layout.stacks
+        if stack.lists
+    }
+    return ListRoom(group, capacities, None)
+
+
+def make_order(split: Split, *, seed: int, shards: int, window_blocks: int, order: str) -> Order:
+    """Returns the order of the training examples of a split.
+
+    Raises:
+        InputError: a shard would have no examples.
+    """
+    window = max(1, round(window_blocks * split.rows / max(1, len(split.block_rows))))
+    stages = [blocks for _, blocks in split.days] if order == "days" else []
+    return Order(split.block_rows, seed=seed, shards=shards, window=window, stages=stages)
+
+
+def report_room(room: ListRoom, report: Report) -> None:
+    """Reports the capacity of packed lists and the share of padding in it."""
+    if room.measured is None:
+        return
+    kind = "largest group of the run" if room.measured.is_exact else "above that of any group"
+    for (name, ids), mean in zip(room.capacities.items(), room.measured.mean, strict=True):
+        padding = 1 - mean / ids
+        hint = ""
+        if padding > _MUCH_PADDING:
+            hint = ". A larger data.window_blocks mixes longer and shorter lists and needs less"
+        report(
+            f"Packed lists of {name}: capacity {ids:,} ids per {room.group} examples ({kind}),"
+            f" {padding:.0%} of it padding{hint}"
+        )
 
 
 def measure(

@@ -72,7 +72,7 @@ class Order:
         if self.rows < shards:
             raise InputError(
                 f"data.shards must be at most the number of examples: found {shards} shards"
-                f" and {self.rows} examples."
+                f" and {self.rows} examples. Lower data.shards, or prepare more examples."
             )
         if stages and sum(stages) != len(block_rows):
             raise ValueError(f"stages must hold all {len(block_rows)} blocks: found {stages}.")

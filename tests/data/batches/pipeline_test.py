@@ -390,12 +390,12 @@ def test_lists_have_the_room_of_the_largest_group_of_the_run(store, changes, mon
     if "process" in changes:
         groups.append(_ids_of_groups(_train(store, **changes | {"process": (1, 2)})))
     groups = np.concatenate(groups)
-    assert batches.room.is_exact
+    assert batches.list_room.measured.is_exact
     assert batches.capacities == {"dim8": groups.max()}
-    np.testing.assert_allclose(batches.room.mean, groups.mean())
+    np.testing.assert_allclose(batches.list_room.measured.mean, groups.mean())
     monkeypatch.setattr(room, "_EXAMINED", 0)
     bound = _train(store, **changes)
-    assert not bound.room.is_exact
+    assert not bound.list_room.measured.is_exact
     group = bound.group
     lengths = sorted(sum(map(len, _lists(r))) for r in range(_ROWS))
     assert bound.capacities == {"dim8": sum(lengths[-group:])}
