@@ -615,7 +615,7 @@ def main() -> NoReturn:
     faulthandler.enable(2)  # prints the stack at a fatal signal, such as SIGBUS of a failing disk
     status, interrupted = 0, False
     try:
-        with signals.end_at_second(), signals.raised_again():
+        with signals.end_at_second(), signals.raised_again(), signals.not_in_native_imports():
             run(sys.argv[1:])
     except FailedCheckError as error:
         status = _print_error(f"error: {error}", error.exit_status, has_result=True)

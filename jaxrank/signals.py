@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.machinery import ExtensionFileLoader
 from multiprocessing import resource_tracker
 from types import FrameType
 
 _RAISED_AGAIN_AFTER = 0.02  # seconds
+_IN_NATIVE_IMPORT = ("create_module", "exec_module")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -80,6 +82,44 @@ def raised_again() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+@contextlib.contextmanager
+def not_in_native_imports() -> Iterator[None]:
+    """Delays a KeyboardInterrupt within the block while a native module is initialised.
+
+    Such modules import others, and one written in C++ aborts the program if that raises. For the
+    main thread only.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if _is_native_import(frame):
+            # Another signal, because `end_at_second` would count this one as another Ctrl-C.
+            signal.setitimer(signal.ITIMER_REAL, _RAISED_AGAIN_AFTER)
+        else:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_native_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name in _IN_NATIVE_IMPORT and isinstance(
+            frame.f_locals.get("self"), ExtensionFileLoader
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _interrupt(thread: int) -> None:

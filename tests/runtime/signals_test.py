@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 
+import pytest
 from checkout import ROOT
 
 _CHILDREN = """
@@ -212,5 +213,48 @@ _DROPPED = """
 """
 
 
-def test_a_ctrl_c_that_a_callback_drops_still_interrupts(tmp_path):
-    assert end(begin(tmp_path, [_DROPPED])) == (130, "", "jaxrank: interrupted\n")
+# Native code aborts the program if a module that it imports raises.
+_NATIVE_IMPORT = """
+    import os, signal, sys, time
+    from importlib.machinery import ExtensionFileLoader
+    from jaxrank import cli
+
+    class Loader(ExtensionFileLoader):
+        def create_module(self, spec):
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(50):
+                time.sleep(0.001)
+            print("imported", flush=True)
+
+    def work(_):
+        Loader("x", "x").create_module(None)
+        for _ in range(3000):
+            time.sleep(0.01)
+        print("lost")
+
+    cli.run = work
+    cli.main()
+"""
+
+_EARLY = """
+    import os, signal, sys, time
+
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == "jaxrank.cli":
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+
+    sys.meta_path.insert(0, Finder())
+    from jaxrank.__main__ import main
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "out"),
+    [(_DROPPED, ""), (_NATIVE_IMPORT, "imported\n"), (_EARLY, "")],
+    ids=["dropped by a callback", "in a native import", "before the program"],
+)
+def test_a_ctrl_c_that_no_code_can_handle_still_interrupts(tmp_path, script, out):
+    assert end(begin(tmp_path, [script])) == (130, out, "jaxrank: interrupted\n")
