@@ -374,6 +374,7 @@ def _check_data(
     _check_labels(split, report)
     if config.data.valid:
         _check_metric(config.eval, metric, evaluated)
+        _report_undefined(evaluated, report)
     for name in untrained(config, store.schema):
         report(f"The weight of {name} in task_weights is 0: this task is not trained")
 
@@ -577,14 +578,39 @@ def _check_labels(split: Split, report: Report) -> None:
 
 def _check_weights(split: Split) -> None:
     """Rejects data in which no example with a known label has a weight above 0."""
+    if not _has_weights(split):
+        raise InputError(
+            f"{split.path}: must have weights above 0 to train on: found 0 for all known labels of"
+            f" {split.rows:,} examples."
+        )
+
+
+def _has_weights(split: Split) -> bool:
+    """Returns True if an example with a known label has a weight above 0."""
     for index in range(len(split.block_rows)):  # in most data the first block ends the search
         block = split.read_block(index)
         if block.weights is None or (block.weights[~np.isnan(block.labels)] > 0).any():
-            return
-    raise InputError(
-        f"{split.path}: must have weights above 0 to train on: found 0 for all known labels of"
-        f" {split.rows:,} examples."
-    )
+            return True
+    return False
+
+
+def _report_undefined(split: Split, report: Report) -> None:
+    """Reports the metrics that the labels of an evaluated split leave undefined."""
+    if not split.has_statistics:
+        return
+    tasks = split.statistics["tasks"]
+    for name, task in tasks.items():
+        known, positives = task["known"], task["positives"]
+        if not known:
+            report(f"No label of {name} is known in {split.path}: its metrics are undefined")
+        elif task.get("kind", "binary") == "binary" and positives in (0, known):
+            label = 1 if positives else 0
+            report(
+                f"All {known:,} labels of {name} are {label} in {split.path}: its AUC and"
+                " normalised entropy are undefined"
+            )
+    if any(task["known"] for task in tasks.values()) and not _has_weights(split):
+        report(f"All weights of known labels are 0 in {split.path}: its metrics are undefined")
 
 
 def _check_metric(section: ConfigDict, name: str, split: Split) -> None:

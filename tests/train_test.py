@@ -682,6 +682,11 @@ def test_weights_of_training_examples_must_not_all_be_0(tmp_path):
 
     with pytest.raises(InputError, match="must have weights above 0 to train on: found 0 for all"):
         jobs._check_labels(store_of([(1, 0), (0, 0), ("", 1)]).split("train"), nothing)
+    lines = []
+    jobs._report_undefined(store_of([(1, 0), (1, 0), (1, 0), ("", 1)]).split("train"), lines.append)
+    assert [line.partition(" in ")[0] for line in lines] == [
+        "All 3 labels of click are 1", "All weights of known labels are 0",
+    ]  # fmt: skip
     jobs._check_labels(store_of([(1, 0), (0, 1)]).split("train"), nothing)
 
 
