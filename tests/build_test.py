@@ -40,6 +40,7 @@ def bad(config, change):
         ),
         ("task_weights = (1.0,)", "task_weights must have one number per task: .*2 tasks"),
         ("task_weights = (0.0, 0.0)", "task_weights must have a number above 0"),
+        ("model.initial_bias.nosuch = 1.0", "model.initial_bias: 'nosuch' must be a task"),
         ("model.parents.conversion = 'clik'", "model.parents: 'conversion' and 'clik' must be"),
     ],
 )

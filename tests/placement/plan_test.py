@@ -72,10 +72,12 @@ def test_a_plan_reports_all_that_is_asked_of_it(capsys):
 def test_a_prepared_store_is_planned_by_where_there_is_one(capsys, tmp_path):
     _, err = plan(capsys, *ON_EIGHT, f"--workdir={tmp_path}")
     assert "generated data" in err
+    assert re.search(r"Packed lists of dim8: capacity \d+ ids .* estimated from a sample", err)
     cli.run(["prepare", f"--config={TINY}", f"--output={tmp_path / 'data'}"])
     capsys.readouterr()
     by_workdir, err = plan(capsys, *ON_EIGHT, f"--workdir={tmp_path}")
     assert f"sample of {tmp_path / 'data' / 'train'}" in err
+    assert re.search(r"Packed lists of dim8: capacity \d+ ids .* \(largest group of the run\)", err)
     by_field, _ = plan(capsys, *ON_EIGHT, f"--config.data.store={tmp_path / 'data'}")
     assert by_field == by_workdir
     with pytest.raises(InputError, match="(?s)features of the config.*300.*, now .*301"):
@@ -131,8 +133,7 @@ def test_counted_bytes_are_those_of_the_state_that_a_run_makes(tmp_path):
     assert result.accumulators == sum(size(t.slots) for t in state.tables.values())
     assert result.dense == 2 * size(state.params) + size((state.model_state, state.opt_state))
     batch = built.program.shape.struct(planned.cost.layout)
-    # The plan sizes lists by their distribution, the run by its largest group.
-    assert result.batches >= 3 * config.steps_per_execution * size(batch)
+    assert result.batches == 3 * config.steps_per_execution * size(batch)
     assert result.buffers == 0
     # Layers of 16, 2 tasks and cross layers on the input. At least their outputs are kept.
     assert result.activations > 128 * (16 + 2) * 4
