@@ -277,6 +277,11 @@ class Eval:
     min_delta: float = field(
         0.0, at_least=0, help="minimum change of the metric that counts as improvement"
     )
+    cluster: str = field(
+        "",
+        help="the column whose values are independent, such as the user, the request or day, for"
+        " intervals of metrics; empty: all examples are independent",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

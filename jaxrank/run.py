@@ -412,7 +412,8 @@ def _open_batches(
 
 
 def _make_monitor(config: ConfigDict, schema: Schema, evaluated: Split, metric: str) -> Monitor:
-    watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
+    others = ("every_steps", "batch_size", "cluster")
+    watched = {k: v for k, v in config.eval.items() if k not in others}
     watched["metric"] = metric
     evaluated_on = ""
     if config.data.valid:

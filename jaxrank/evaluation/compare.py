@@ -12,7 +12,7 @@ from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
-from jaxrank.evaluation.evaluate import load_run, open_run
+from jaxrank.evaluation.evaluate import Opened, load_run, open_run
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 from jaxrank.report import Report
@@ -23,13 +23,14 @@ _MOST_SLICES = 1_000  # the largest ones
 class Comparison(NamedTuple):
     """Result of `compare`. The first run is the one that others are compared with.
 
-    runs: workdir, checkpoint, step and metrics by task of each run.
+    runs: workdir, checkpoint, step, and metrics and their intervals by task of each run.
     differences: of each run but the first, {task: {metric: {difference, low, high}}}: its metric
         minus that of the first run, and the ends of the 95% interval. NaN where undefined.
     examples: number of rows.
     by: {column, values}: of each value its rows, and metrics and differences as above, in order
-        of the runs. None unless requested.
+        of the runs. Others is the number of values that are left out. None unless requested.
     config: {field, values} of each field that differs between the runs.
+    cluster: as in `Evaluation`, by the field `eval.cluster` of the first run.
     """
 
     runs: list[dict[str, Any]]
@@ -37,9 +38,10 @@ class Comparison(NamedTuple):
     examples: int
     by: dict[str, Any] | None
     config: list[dict[str, Any]]
+    cluster: dict[str, Any] | None = None
 
 
-class _Scored(NamedTuple):
+class ScoredRun(NamedTuple):
     """A run with the scores of all examples; see `scoring.Scored`."""
 
     workdir: str
@@ -48,6 +50,11 @@ class _Scored(NamedTuple):
     tasks: Mapping[str, Task]
     split: Split
     scores: scoring.Scored
+
+    @classmethod
+    def of(cls, workdir: str, run: Opened, step: int, scores: scoring.Scored) -> "ScoredRun":
+        tasks = {task.name: task for task in run.predictor.layout.schema.tasks}
+        return cls(workdir, step, run.checkpoints.directory(step), tasks, run.split, scores)
 
 
 def compare(
@@ -66,7 +73,7 @@ def compare(
     Args:
         workdirs: of at least two runs.
         data, split, batch_size: as in `evaluate.evaluate`.
-        by: a column that the store of the first run keeps, or "day". Empty: none.
+        by: columns of the store of the first run, see `slices.groups_of`. Empty: none.
         report: receives a line per run.
 
     Raises:
@@ -79,39 +86,62 @@ def compare(
         raise InputError(f"RUN: each run must be given once: found {', '.join(workdirs)}.")
     for workdir in workdirs:
         load_run(workdir)  # before the first one is scored
-    scored: list[_Scored] = []
+    opened = open_run(workdirs[0], data=data, split=split, batch_size=batch_size)
+    groups, clusters = opened.groups(by), opened.clusters()
+    scored: list[ScoredRun] = []
     for workdir in workdirs:
         report(f"Scoring {workdir}")
-        scored.append(_score(workdir, data=data, split=split, batch_size=batch_size))
+        if scored:
+            opened = open_run(workdir, data=data, split=split, batch_size=batch_size)
+        scored.append(score(workdir, opened))
         if len(scored) > 1:
-            _check_rows(scored[0], scored[-1])
-    tasks = _common_tasks(scored)
+            check_rows(scored[0], scored[-1])
+    return compare_scored(scored, groups, clusters)
+
+
+def compare_scored(
+    scored: Sequence[ScoredRun],
+    groups: slices.Groups | None,
+    clusters: slices.Clusters | None,
+    *,
+    simultaneous: bool = False,
+) -> Comparison:
+    """Compares runs that were scored on the same rows with the first of them.
+
+    Args:
+        groups, clusters: of the examples.
+        simultaneous: widens the intervals of slices so that with 95% confidence all of them contain
+            what they estimate (Bonferroni).
+    """
+    tasks = common_tasks([run.tasks for run in scored])
     rows = np.arange(len(scored[0].scores.labels))
-    metrics, differences = _compared(scored, tasks, rows)
+    compared = _compared(scored, tasks, rows, clusters, intervals.CONFIDENCE)
     runs = [
-        {"workdir": s.workdir, "checkpoint": s.checkpoint, "step": s.step, "metrics": m}
-        for s, m in zip(scored, metrics, strict=True)
+        {"workdir": s.workdir, "checkpoint": s.checkpoint, "step": s.step} | of_run
+        for s, of_run in zip(scored, compared.runs, strict=True)
     ]
-    flat = [config_files.flatten(config_files.to_plain(load_run(w).config)) for w in workdirs]
+    flat = [config_files.flatten(config_files.to_plain(load_run(s.workdir).config)) for s in scored]
     fields = [
         {"field": field, "values": values} for field, *values in config_files.differing_fields(flat)
     ]
-    sliced = _sliced(slices.groups_of(scored[0].split, by), scored, tasks) if by else None
-    return Comparison(runs, differences, len(rows), sliced, fields)
+    sliced = _sliced(groups, scored, tasks, clusters, simultaneous) if groups else None
+    cluster = clusters.to_json() if clusters else None
+    return Comparison(runs, compared.differences, len(rows), sliced, fields, cluster)
 
 
-def _score(workdir: str, **which: Any) -> _Scored:
-    run = open_run(workdir, **which)
+def score(workdir: str, run: Opened) -> ScoredRun:
+    """Scores the checkpoint that represents a run.
+
+    Raises:
+        InputError: no label is known, or the checkpoint cannot be restored.
+    """
     scoring.check_labelled(run.split)
     step, weights = run.checkpoints.read(load_run(workdir).judged_by, run.weights)
-    size = scoring.whole_groups(run.batch_size, run.predictor)
-    parts = list(scoring.score(run.predictor, weights, run.split, size))
-    scores = scoring.Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    tasks = {task.name: task for task in run.predictor.layout.schema.tasks}
-    return _Scored(workdir, step, run.checkpoints.directory(step), tasks, run.split, scores)
+    scores = scoring.score_all(run.predictor, weights, run.split, run.batch_size)
+    return ScoredRun.of(workdir, run, step, scores)
 
 
-def _check_rows(first: _Scored, other: _Scored) -> None:
+def check_rows(first: ScoredRun, other: ScoredRun) -> None:
     """Raises InputError unless two runs were scored on the same examples in the same order."""
     if first.split.fingerprint == other.split.fingerprint:
         return
@@ -149,62 +179,94 @@ def _kept(split: Split) -> dict[str, pa.Array]:
     return columns
 
 
-def _common_tasks(scored: Sequence[_Scored]) -> list[Task]:
+def common_tasks(of_runs: Sequence[Mapping[str, Task]]) -> list[Task]:
+    """Returns the tasks that all runs have.
+
+    Raises:
+        InputError: there are none.
+    """
     tasks = [
         task
-        for name, task in scored[0].tasks.items()
-        if all(name in s.tasks and s.tasks[name].kind == task.kind for s in scored)
+        for name, task in of_runs[0].items()
+        if all(name in tasks and tasks[name].kind == task.kind for tasks in of_runs)
     ]
     if not tasks:
-        names = "; ".join(", ".join(s.tasks) for s in scored)
+        names = "; ".join(", ".join(tasks) for tasks in of_runs)
         raise InputError(f"RUN: the runs must have a task in common: found {names}.")
     return tasks
 
 
+class _Compared(NamedTuple):
+    """Metrics and intervals of each run, and the differences of all but the first."""
+
+    runs: list[dict[str, Any]]
+    differences: list[dict[str, Any]]
+
+
 def _compared(
-    scored: Sequence[_Scored], tasks: Sequence[Task], rows: np.ndarray
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the metrics of each run, and the differences of all but the first."""
-    metrics: list[dict[str, Any]] = [{} for _ in scored]
+    scored: Sequence[ScoredRun],
+    tasks: Sequence[Task],
+    rows: np.ndarray,
+    clusters: slices.Clusters | None,
+    confidence: float,
+) -> _Compared:
+    runs: list[dict[str, Any]] = [{"metrics": {}, "intervals": {}} for _ in scored]
     differences: list[dict[str, Any]] = [{} for _ in scored[1:]]
+    code = clusters.code[rows] if clusters else None
     for task in tasks:
         influences = []
-        for of_run, run in zip(metrics, scored, strict=True):
+        for of_run, run in zip(runs, scored, strict=True):
             column = list(run.tasks).index(task.name)
             logits, labels, weights = (array[rows, column] for array in run.scores)
-            of_run[task.name] = exact.exact(logits, labels, weights, task.kind)
-            influences.append(intervals.influences(logits, labels, weights, task.kind))
-        for of_task, of_run, influence in zip(
-            differences, metrics[1:], influences[1:], strict=True
-        ):
-            errors = intervals.standard_errors(influence, weights, influences[0])
-            base = metrics[0][task.name]
-            of_task[task.name] = {
-                name: _interval(of_run[task.name][name] - base[name], error)
-                for name, error in errors.items()
+            metrics = exact.exact(logits, labels, weights, task.kind)
+            influence = intervals.influences(logits, labels, weights, task.kind)
+            widths = intervals.half_widths(influence, weights, clusters=code, confidence=confidence)
+            of_run["metrics"][task.name] = metrics
+            of_run["intervals"][task.name] = {
+                name: [metrics[name] - half, metrics[name] + half] for name, half in widths.items()
             }
-    return metrics, differences
+            influences.append(influence)
+        base = runs[0]["metrics"][task.name]
+        for of_task, of_run, influence in zip(differences, runs[1:], influences[1:], strict=True):
+            widths = intervals.half_widths(influence, weights, influences[0], code, confidence)
+            of_task[task.name] = {
+                name: _interval(of_run["metrics"][task.name][name] - base[name], half)
+                for name, half in widths.items()
+            }
+    return _Compared(runs, differences)
 
 
-def _interval(difference: float, error: float) -> dict[str, float]:
-    half = intervals.Z * error
+def _interval(difference: float, half: float) -> dict[str, float]:
     return {"difference": difference, "low": difference - half, "high": difference + half}
 
 
 def _sliced(
-    groups: slices.Groups, scored: Sequence[_Scored], tasks: Sequence[Task]
+    groups: slices.Groups,
+    scored: Sequence[ScoredRun],
+    tasks: Sequence[Task],
+    clusters: slices.Clusters | None,
+    simultaneous: bool,
 ) -> dict[str, Any]:
-    """Compares the runs on each value of a column, in descending order of rows."""
+    """Compares the runs on each of the largest slices."""
     members = groups.members()
+    chosen = slices.sort_by_size(members)[:_MOST_SLICES]
+    tail = 1 - intervals.CONFIDENCE
+    confidence = 1 - tail / max(len(chosen), 1) if simultaneous else intervals.CONFIDENCE
     values = []
-    for i in slices.sort_by_size(members)[:_MOST_SLICES]:
-        metrics, differences = _compared(scored, tasks, members[i])
+    for i in sorted(chosen) if groups.is_ordered else chosen:
+        compared = _compared(scored, tasks, members[i], clusters, confidence)
         values.append(
             {
                 "value": groups.values[i],
                 "examples": len(members[i]),
-                "runs": [{"metrics": of_run} for of_run in metrics],
-                "differences": differences,
+                "runs": compared.runs,
+                "differences": compared.differences,
             }
         )
-    return {"column": groups.column, "values": values}
+    return {
+        "column": groups.column,
+        "is_ordered": groups.is_ordered,
+        "simultaneous": simultaneous,
+        "values": values,
+        "others": sum(len(rows) > 0 for rows in members) - len(values),
+    }

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrank.evaluation.compare import Comparison
+from jaxrank.evaluation.report import cluster_line, value_name
 from jaxrank.metrics.registry import BY_NAME, TITLES
 
 _MOST_VALUES = 20
@@ -17,6 +18,7 @@ def describe(result: Comparison) -> str:
     first = result.runs[0]
     lines = [f"{result.examples:,} examples; differences to {first['workdir']}"]
     lines += [f"  {_letter(i)}  {run['checkpoint']}" for i, run in enumerate(result.runs)]
+    lines.append(cluster_line(result.cluster))
     for task in first["metrics"]:
         metrics = [run["metrics"][task] for run in result.runs]
         lines += _task(task, metrics, [of_run[task] for of_run in result.differences])
@@ -66,10 +68,10 @@ def _slices(by: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
     values = by["values"]
     for task in tasks if values else []:
         name = next(iter(values[0]["runs"][0]["metrics"][task]))
-        lines.append(f"{task}, {TITLES[name]} by {by['column']}")
+        together = ", intervals of all values together" * by["simultaneous"]
+        lines.append(f"{task}, {TITLES[name]} by {by['column']}{together}")
         for entry in values[:_MOST_VALUES]:
-            value = "missing" if entry["value"] is None else str(entry["value"])
-            text = value if value.isprintable() else repr(value)
+            text = value_name(entry["value"])
             base = f"{_letter(0)} {entry['runs'][0]['metrics'][task][name]:.5f}"
             others = [
                 f"{_letter(i + 1)} {_shown(of_run[task][name], name)}"

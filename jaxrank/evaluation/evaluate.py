@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +52,8 @@ class Evaluation(NamedTuple):
     histograms: {task: weight by score and label}, see `histograms.score_histogram`.
     by: metrics per value of a column, if requested, see `slices.Slices`.
     untrained: tasks of weight 0, which stay as they were initialised.
+    intervals: {task: {metric: [low, high]}}, the 95% interval of each metric. NaN where undefined.
+    cluster: {column, clusters} of the intervals. None: examples count as independent.
     """
 
     step: int
@@ -64,6 +68,8 @@ class Evaluation(NamedTuple):
     data: str
     by: dict[str, Any] | None
     untrained: tuple[str, ...] = ()
+    intervals: Mapping[str, Mapping[str, list[float]]] = MappingProxyType({})
+    cluster: dict[str, Any] | None = None
 
 
 class Prediction(NamedTuple):
@@ -194,13 +200,30 @@ def load_run(workdir: str | Path) -> SavedRun:
 
 
 class Opened(NamedTuple):
-    """A run whose checkpoints can be scored on all available devices, and the data to score."""
+    """A run whose checkpoints can be scored on all available devices, and the data to score.
+
+    store: with all features and its own table rows, unlike `split`.
+    cluster: the field `eval.cluster` of the run.
+    """
 
     batch_size: int
     predictor: Predictor
     split: Split
     checkpoints: Checkpoints
+    store: Store
     untrained: tuple[str, ...] = ()
+    cluster: str = ""
+
+    def groups(self, by: str) -> slices.Groups | None:
+        """Reads the columns to slice by, None if `by` is empty. See `slices.groups_of`."""
+        return slices.groups_of(self.store, self._stored_split(), by) if by else None
+
+    def clusters(self) -> slices.Clusters | None:
+        """Reads the clusters of the run, if it has any. See `slices.clusters_of`."""
+        return slices.clusters_of(self.store, self._stored_split(), self.cluster)
+
+    def _stored_split(self) -> Split:
+        return self.store.split(self.split.name)
 
     def weights(self, step: int) -> Weights:
         """Restores the weights that predict from a checkpoint.
@@ -221,7 +244,8 @@ def open_run(
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
     with processes.together():
         run = load_run(workdir)
-        store = run.open_data(data)
+        stored = run.data(data).open()
+        store = as_read_by(run.schema, stored, run.open_own)
         name = split or run.config.data.valid
         if name in ("", NEXT_DAY):
             raise InputError("--split: must be set, because the run has no validation split.")
@@ -233,7 +257,9 @@ def open_run(
     if not data:
         run.check_trained_on(store, checkpoints)
     size = batch_size or run.config.eval.batch_size
-    return Opened(size, run.predictor(), opened, checkpoints, untrained(run.config, run.schema))
+    left = untrained(run.config, run.schema)
+    cluster = run.config.eval.cluster
+    return Opened(size, run.predictor(), opened, checkpoints, stored, left, cluster)
 
 
 def evaluate(
@@ -253,20 +279,31 @@ def evaluate(
         data: a store. Empty: the run's own data.
         split: of the store. Empty: the run's validation split.
         batch_size: in examples. None: the batch size of the config.
-        by: a column that the store keeps, or "day", for metrics per value.
+        by: columns of the store for metrics per value, see `slices.groups_of`. Empty: none.
 
     Raises:
         InputError: workdir, checkpoint, column or data are absent or do not match.
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
+    evaluation, _ = evaluate_opened(run, checkpoint, run.groups(by), run.clusters())
+    return evaluation._replace(seconds=time.perf_counter() - began)
+
+
+def evaluate_opened(
+    run: Opened,
+    checkpoint: str,
+    groups: slices.Groups | None,
+    clusters: slices.Clusters | None,
+) -> tuple[Evaluation, scoring.Scored]:
+    """Scores one checkpoint. Returns the result of `evaluate`, and the scores of all examples."""
+    began = time.perf_counter()
     scoring.check_labelled(run.split)
-    groups = slices.groups_of(run.split, by) if by else None
     step, weights = run.checkpoints.read(checkpoint, run.weights)
-    scores = scoring.evaluate(run.predictor, weights, run.split, run.batch_size, groups)
+    scores = scoring.evaluate(run.predictor, weights, run.split, run.batch_size, groups, clusters)
     schema = run.predictor.layout.schema
     reference = scoring.reference(run.split, schema)
-    return Evaluation(
+    evaluation = Evaluation(
         step=step,
         examples_per_second=scores.rows / scores.seconds,
         seconds=time.perf_counter() - began,
@@ -279,7 +316,10 @@ def evaluate(
         data=str(run.split.path),
         by=scores.slices._asdict() if scores.slices else None,
         untrained=run.untrained,
+        intervals=scores.intervals,
+        cluster=clusters.to_json() if clusters else None,
     )
+    return evaluation, scores.scored
 
 
 def predict(

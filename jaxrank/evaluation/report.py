@@ -1,7 +1,8 @@
 """The result of a training run, and results as printed text."""
 
+import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from jaxrank.evaluation.score import Metrics
 from jaxrank.metrics.registry import NORMALIZED, TITLES
 
 _SHOWN = 20  # values of a column
+_SHOWN_IN_ORDER = 100  # values of a column of days, hours or buckets
 _SHORTEST_SHOWN = 0.05  # seconds of a phase
 _MISSING = "missing"
 _CAUSES = (
@@ -20,6 +22,8 @@ _CAUSES = (
     " batch norm (model.batch_norm_momentum); a shift between the splits."
 )
 _NOT_TRAINED = " (not trained)"
+
+Intervals = Mapping[str, Mapping[str, Sequence[float]]]  # {task: {metric: [low, high]}}
 
 
 class Result(NamedTuple):
@@ -124,12 +128,16 @@ def _table(
     best: Metrics | None,
     untrained: Collection[str] = (),
     baseline: Metrics | None = None,
+    intervals: Intervals = MappingProxyType({}),
 ) -> list[str]:
     lines = []
     for task, values in metrics.items():
         title = task + _NOT_TRAINED * (task in untrained)
         lines.append(f"{title:<18}{_titles(values)}")
         lines.append(_line("model", values))
+        if task in intervals:
+            cells = (_half_width(intervals[task], c) for c in values if c != "examples")
+            lines.append("  95% interval    " + "".join(f" {cell:>14}" for cell in cells))
         if baseline and task in baseline:
             lines.append(_line("regression", baseline[task]))
         if best and task in best:
@@ -148,6 +156,12 @@ def _table(
         lines.append(f"  on {values['examples']:,} examples")
     warning = constant_warning(metrics)
     return [*lines, warning] if warning else lines
+
+
+def _half_width(intervals: Mapping[str, Sequence[float]], name: str) -> str:
+    """Formats half of the width of an interval, empty if it is undefined."""
+    low, high = intervals.get(name, (math.nan, math.nan))
+    return f"±{(high - low) / 2:.5f}" if high - low == high - low else ""
 
 
 def _days(scores: list[DayScore]) -> list[str]:
@@ -228,12 +242,15 @@ def _baseline(result: Result) -> list[str]:
 
 def _names(entries: list[dict[str, Any]]) -> list[str]:
     """Formats values of a column with distinct names, of at most 29 characters if possible."""
-    whole = [_whole(entry["value"]) for entry in entries]
+    whole = [value_name(entry["value"]) for entry in entries]
     short = [text if len(text) < 30 else f"{text[:9]}...{text[-17:]}" for text in whole]
     return [a if short.count(a) == 1 else b for a, b in zip(short, whole, strict=True)]
 
 
-def _whole(value: Any) -> str:
+def value_name(value: Any) -> str:
+    """Formats the value of a slice, so that different values have different names."""
+    if isinstance(value, list):
+        return ", ".join(value_name(part) for part in value)
     text = str(value)
     if value is None:
         return _MISSING
@@ -243,26 +260,47 @@ def _whole(value: Any) -> str:
 def _slices(by: dict[str, Any]) -> list[str]:
     lines = []
     values = by["values"]
+    most = _SHOWN_IN_ORDER if by["is_ordered"] else _SHOWN
     for task in values[0]["metrics"] if values else []:
-        lines.append(
-            f"{task + ' by ' + by['column']:<32}{'examples':>15}"
-            f"{_titles(values[0]['metrics'][task])}"
-        )
-        for entry, name in zip(values, _names(values[:_SHOWN]), strict=False):
-            slice_metrics = entry["metrics"][task]
-            lines.append(f"  {name:<30}{slice_metrics['examples']:>15,}{_values(slice_metrics)}")
-        if len(values) > _SHOWN:
-            lines.append(f"  and {len(values) - _SHOWN:,} of fewer rows; --json has all")
+        titles = [TITLES[c] for c in values[0]["metrics"][task] if c != "examples"]
+        header = "".join(f"{title:>19}" for title in titles)
+        lines.append(f"{task + ' by ' + by['column']:<32}{'examples':>12}{header}")
+        for entry, name in zip(values, _names(values[:most]), strict=False):
+            metrics = entry["metrics"][task]
+            spans = entry.get("intervals", {}).get(task, {})
+            cells = "".join(
+                f" {value:>9.5f}{_half_width(spans, c):<9}"
+                for c, value in metrics.items()
+                if c != "examples"
+            )
+            lines.append(f"  {name:<30}{metrics['examples']:>12,}{cells}")
+        if len(values) > most:
+            rest = "later ones" if by["is_ordered"] else "of fewer rows"
+            lines.append(f"  and {len(values) - most:,} {rest}; --json has all")
         if task in by["gauc"]:
             lines.append(f"  mean AUC of the values, by weight: {by['gauc'][task]:.5f}")
     return lines
+
+
+def cluster_line(cluster: Mapping[str, Any] | None) -> str:
+    """Says what the intervals of a result take as independent."""
+    if cluster is None:
+        return "95% intervals of independent examples"
+    return f"95% intervals clustered by {cluster['column']} ({cluster['clusters']:,} values)"
 
 
 def format_evaluation(result: Evaluation) -> str:
     """Formats the summary of `jaxrank evaluate`."""
     lines = [
         f"{result.checkpoint} on {result.data}: {result.seconds:.1f} s",
-        *_table(result.metrics, result.constant, result.best_possible, result.untrained),
+        *_table(
+            result.metrics,
+            result.constant,
+            result.best_possible,
+            result.untrained,
+            intervals=result.intervals,
+        ),
+        cluster_line(result.cluster),
     ]
     for task, buckets in result.buckets.items():
         lines.append(f"calibration of {task}, by prediction")

@@ -41,6 +41,8 @@ class Scores(NamedTuple):
     rows: number of examples.
     seconds: duration, including compilation.
     slices: metrics per group, if requested.
+    intervals: {task: {metric: [low, high]}}.
+    scored: the scores of all examples.
     """
 
     metrics: Metrics
@@ -49,6 +51,8 @@ class Scores(NamedTuple):
     rows: int
     seconds: float
     slices: slices.Slices | None
+    intervals: dict[str, dict[str, list[float]]]
+    scored: "Scored"
 
 
 # Marks files of predictions in the metadata of their schema.
@@ -142,6 +146,7 @@ def evaluate(
     split: Split,
     batch_size: int,
     groups: slices.Groups | None = None,
+    clusters: slices.Clusters | None = None,
 ) -> Scores:
     """Computes exact metrics of `weights` on a split. Needs 12 bytes per example and task.
 
@@ -151,23 +156,33 @@ def evaluate(
         split: to score.
         batch_size: in examples, rounded up to whole groups.
         groups: of examples, for metrics per group.
+        clusters: of examples, for intervals. None: examples are independent.
 
     Raises:
         RunError: a prediction is not finite.
     """
     start = time.perf_counter()
-    parts = list(score(predictor, weights, split, whole_groups(batch_size, predictor)))
-    scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    metrics, buckets, histograms = {}, {}, {}
+    scored = score_all(predictor, weights, split, batch_size)
+    metrics, buckets, histograms, spans = {}, {}, {}, {}
     tasks = predictor.layout.schema.tasks
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
         metrics[task.name] = exact.exact(logits, labels, weight, task.kind)
         buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
         histograms[task.name] = score_histogram(logits, labels, weight, task.kind)
-    sliced = slices.group_metrics(groups, tasks, *scored) if groups else None
+        code = clusters.code if clusters else None
+        spans[task.name] = slices.metric_intervals(
+            metrics[task.name], logits, labels, weight, task.kind, code
+        )
+    sliced = slices.group_metrics(groups, tasks, *scored, clusters) if groups else None
     seconds = time.perf_counter() - start
-    return Scores(metrics, buckets, histograms, split.rows, seconds, sliced)
+    return Scores(metrics, buckets, histograms, split.rows, seconds, sliced, spans, scored)
+
+
+def score_all(predictor: Predictor, weights: Weights, split: Split, batch_size: int) -> Scored:
+    """Returns the scores of all examples of a split. See `evaluate` for arguments and errors."""
+    parts = list(score(predictor, weights, split, whole_groups(batch_size, predictor)))
+    return Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def check_labelled(split: Split) -> None:

@@ -1,56 +1,75 @@
-"""Metrics per value of a column, for example per country or per day."""
+"""Metrics per value of a column or of several, for example per country or per day."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from jaxrank import json_files
+from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
+from jaxrank.evaluation.columns import Column, names_of, read_columns
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 
 MOST = 100_000  # maximum number of distinct values
-DAY = "day"  # column of a split that is stored by day
-_MOST_ERRORS = 1_000  # slices, the largest ones, whose metrics have standard errors
+_MOST_INTERVALS = 1_000  # slices, the largest ones, whose metrics have intervals
 
 
 class Slices(NamedTuple):
     """Metrics per value of a column.
 
-    column: name of the column.
-    values: [{"value": the value, "metrics": by task, "errors": by task}] in descending order of
-        rows. A missing value is None. Floats that are not finite are text: "nan", "inf", "-inf".
-        The errors are standard errors of the metrics; only the largest slices have them.
+    column: name of the column, or names with commas between.
+    values: [{"value": the value, "metrics": by task, "intervals": by task}]. Days, hours and
+        buckets of numbers are in their order, other values in descending order of rows. A missing
+        value is None, and of several columns the value is a list. Floats that are not finite are
+        text: "nan", "inf", "-inf". The intervals are [low, high] of each metric. Only the largest
+        slices have them.
     gauc: of each binary task, the mean AUC over values with both labels, weighted by the weights of
         their examples. NaN if there are no such values. Zhou et al., Deep Interest Network for
         Click-Through Rate Prediction, KDD 2018.
+    is_ordered: see `Groups`.
     """
 
     column: str
     values: list[dict[str, Any]]
     gauc: dict[str, float]
+    is_ordered: bool = False
 
 
 class Groups(NamedTuple):
     """The examples of a split, grouped by the value of a column.
 
     code: i64[n], the index in `values` of each example, in stored order.
+    is_ordered: the values have an order, such as days, which results keep.
     """
 
     column: str
     values: list[Any]
     code: np.ndarray
+    is_ordered: bool = False
 
     def members(self) -> list[np.ndarray]:
         """Returns the indices of the examples of each value, ascending."""
         order = np.argsort(self.code, kind="stable")
         counts = np.bincount(self.code, minlength=len(self.values))
         return np.split(order, np.cumsum(counts)[:-1])
+
+
+class Clusters(NamedTuple):
+    """The examples of a split by a column whose values are independent, such as the user.
+
+    size: number of clusters.
+    code: i64[n], the number of each example's cluster.
+    """
+
+    column: str
+    size: int
+    code: np.ndarray
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry of a result."""
+        return {"column": self.column, "clusters": self.size}
 
 
 def sort_by_size(members: Sequence[np.ndarray]) -> list[int]:
@@ -62,64 +81,50 @@ def sort_by_size(members: Sequence[np.ndarray]) -> list[int]:
     return [i for i in order if len(members[i])]
 
 
-def groups_of(split: Split, column: str) -> Groups:
-    """Reads one column.
+def groups_of(store: Store, split: Split, by: str) -> Groups:
+    """Reads the columns to slice by.
+
+    Args:
+        store: as it is stored, not as a model reads it.
+        split: of that store.
+        by: a column, or several with commas between. See `columns.read_columns`.
 
     Raises:
-        InputError: the column is absent, holds lists, or has more than MOST distinct values.
+        InputError: a column is absent, holds lists, or there are more than MOST distinct values.
     """
-    kept = [b.kept for b in split.blocks() if b.kept is not None]
-    names = kept[0].schema.names if kept else []
-    if column in names:
-        coded = _coded([batch.column(column) for batch in kept], column)
-        if len(coded.dictionary) > MOST:
-            raise InputError(
-                f"--by: column {column!r} must have at most {MOST:,} different values: found"
-                f" {len(coded.dictionary):,}."
-            )
-        values = json_files.plain(coded.dictionary.to_pylist(), non_finite="text")
-        code = coded.indices.to_numpy(zero_copy_only=False)
-    elif column == DAY and split.days:
-        values = [day for day, _ in split.days]
-        blocks = np.repeat(np.arange(len(values)), [count for _, count in split.days])
-        code = np.repeat(blocks, split.block_rows)
-    else:
-        days = f" or {DAY!r}" if split.days else ""
+    columns = read_columns(store, split, names_of(store, split, by, "--by"), "--by")
+    groups = Groups(*columns[0]) if len(columns) == 1 else _joined(columns, by)
+    present = np.count_nonzero(np.bincount(groups.code, minlength=1))
+    if present > MOST:
         raise InputError(
-            f"--by: must be one of the columns that {split.path} keeps, {names or 'none'}{days}:"
-            f" found {column!r}. Name it in features.keep and prepare the data again."
+            f"--by: column {by!r} must have at most {MOST:,} different values: found {present:,}."
+            " Numbers can be divided into buckets: --by=NAME/20."
         )
-    return Groups(column, values, code.astype(np.int64))
+    return groups
 
 
-def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
-    """Encodes a column with a dictionary of its distinct values, including the missing value.
+def clusters_of(store: Store, split: Split, column: str) -> Clusters | None:
+    """Reads the column `eval.cluster`. Returns None if it is empty.
 
-    Values of types that JSON does not have are converted to text.
+    Raises:
+        InputError: as in `groups_of`.
     """
-    kind = parts[0].type
-    if pa.types.is_dictionary(kind):
-        parts = [part.dictionary_decode() for part in parts]
-        kind = parts[0].type
-    plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
-    try:
-        column_values = pa.chunked_array(parts)
-        if pa.types.is_floating(kind):
-            wide = pa.float32() if pa.types.is_float16(kind) else kind
-            column_values = pc.add(
-                column_values.cast(wide), pa.scalar(0, wide)
-            )  # -0.0 becomes 0.0, and all NaN become one value
-            column_values = pc.if_else(
-                pc.is_nan(column_values), pa.scalar(math.nan, wide), column_values
-            )
-        elif not any(test(kind) for test in plain):
-            column_values = column_values.cast(pa.string())
-        return pc.dictionary_encode(column_values, null_encoding="encode").combine_chunks()
-    except pa.ArrowException as error:
-        raise InputError(
-            f"--by: column {column!r} must hold one value per example, which can be text: found"
-            f" {kind} ({error}). Name another column."
-        ) from error
+    if not column:
+        return None
+    (read,) = read_columns(store, split, [column], "eval.cluster")
+    return Clusters(column, len(np.unique(read.code)), read.code)
+
+
+def _joined(columns: Sequence[Column], by: str) -> Groups:
+    """Groups by the values of several columns together. Values are lists, in order of columns."""
+    code = np.zeros(len(columns[0].code), np.int64)
+    for column in columns:
+        code = code * len(column.values) + column.code
+        # Renumbered after each column, so that the product of many numbers does not overflow.
+        _, code = np.unique(code, return_inverse=True)
+    _, first = np.unique(code, return_index=True)
+    values = [[c.values[int(c.code[i])] for c in columns] for i in first]
+    return Groups(by, values, code, all(c.is_ordered for c in columns))
 
 
 def group_metrics(
@@ -128,6 +133,7 @@ def group_metrics(
     logits: np.ndarray,
     labels: np.ndarray,
     weights: np.ndarray,
+    clusters: Clusters | None = None,
 ) -> Slices:
     """Computes the metrics of each group of a split.
 
@@ -135,6 +141,7 @@ def group_metrics(
         groups: of the examples.
         tasks: of the run.
         logits, labels, weights: f32[n, tasks], of all examples in stored order.
+        clusters: of the examples, for the intervals.
     """
     members = groups.members()
     values: list[dict[str, Any]] = [
@@ -148,12 +155,16 @@ def group_metrics(
         for value, of in zip(groups.values, members, strict=True)
     ]
     order = sort_by_size(members)
-    for i in order[:_MOST_ERRORS]:
+    for i in order[:_MOST_INTERVALS]:
         of = members[i]
-        values[i]["errors"] = {
-            task.name: intervals.standard_errors(
-                intervals.influences(logits[of, t], labels[of, t], weights[of, t], task.kind),
+        values[i]["intervals"] = {
+            task.name: metric_intervals(
+                values[i]["metrics"][task.name],
+                logits[of, t],
+                labels[of, t],
                 weights[of, t],
+                task.kind,
+                clusters.code[of] if clusters else None,
             )
             for t, task in enumerate(tasks)
         }
@@ -163,7 +174,29 @@ def group_metrics(
         for i, task in enumerate(tasks)
         if task.kind == "binary"
     }
-    return Slices(groups.column, [values[i] for i in order], gauc)
+    shown = sorted(order) if groups.is_ordered else order
+    return Slices(groups.column, [values[i] for i in shown], gauc, groups.is_ordered)
+
+
+def metric_intervals(
+    metrics: Mapping[str, float],
+    logits: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray,
+    kind: str,
+    clusters: np.ndarray | None,
+    confidence: float = intervals.CONFIDENCE,
+) -> dict[str, list[float]]:
+    """Computes {metric: [low, high]} of the metrics of one task, NaN where undefined.
+
+    Args:
+        metrics: of these examples.
+        logits, labels, weights: of the examples, each [n].
+        clusters: i64[n]. None: examples are independent.
+    """
+    influence = intervals.influences(logits, labels, weights, kind)
+    widths = intervals.half_widths(influence, weights, clusters=clusters, confidence=confidence)
+    return {name: [metrics[name] - half, metrics[name] + half] for name, half in widths.items()}
 
 
 def _mean_auc(aucs: Sequence[float], weights: np.ndarray) -> float:

@@ -1,9 +1,15 @@
-"""Standard errors of metrics, and of the difference between two models on the same examples.
+"""Intervals of metrics, and of the difference between two models on the same examples.
 
 A metric is written as a weighted mean of one number per example, its influence. The deviation of
 these numbers gives the standard error of the metric, and that of their difference between two
 models gives the paired one. For the AUC these are the structural components of DeLong, DeLong &
 Clarke-Pearson, Comparing the Areas under Two or More Correlated ROC Curves, Biometrics 1988.
+
+Examples of one cluster, such as a user, are not independent. The influences of each cluster are
+summed first, and clusters count as independent (Liang & Zeger, Longitudinal Data Analysis using
+Generalized Linear Models, Biometrika 1986). Student's quantile corrects for few clusters, whose
+effective number is smaller where their weights differ (Carter, Schnepel & Steigerwald, Asymptotic
+Behavior of a t-Test Robust to Cluster Heterogeneity, Review of Economics and Statistics 2017).
 
 Labels of examples with weight 0 do not count. Everything is float64.
 """
@@ -12,6 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from jaxrank.metrics import regression
 from jaxrank.metrics.exact import prediction
@@ -19,7 +26,9 @@ from jaxrank.metrics.registry import METRICS, NORMALIZED, means
 from jaxrank.metrics.regression import Floats
 
 Z = 1.959963984540054  # of a 95% interval of the normal distribution
+CONFIDENCE = 0.95
 LEAST = 10  # examples of weight above 0, below which errors are undefined
+LEAST_CLUSTERS = 10  # clusters with such an example, likewise
 
 
 def influences(
@@ -56,25 +65,75 @@ def influences(
 
 
 def standard_errors(
-    influence: Mapping[str, Floats], weights: ArrayLike, other: Mapping[str, Floats] | None = None
+    influence: Mapping[str, Floats],
+    weights: ArrayLike,
+    other: Mapping[str, Floats] | None = None,
+    clusters: np.ndarray | None = None,
 ) -> dict[str, float]:
     """Computes the standard error of each metric, NaN where it is undefined.
 
-    It is undefined for fewer than `LEAST` examples, whose deviation says little.
+    It is undefined for fewer than `LEAST` examples or `LEAST_CLUSTERS` clusters, whose deviation
+    says little.
 
     Args:
         influence: of one model; see `influences`.
         weights: of the examples, [n].
         other: influence of another model on the same examples, for the error of the difference.
+        clusters: i64[n], the number of each example's cluster. None: examples are independent.
     """
+    return {
+        name: error for name, (error, _) in _errors(influence, weights, other, clusters).items()
+    }
+
+
+def half_widths(
+    influence: Mapping[str, Floats],
+    weights: ArrayLike,
+    other: Mapping[str, Floats] | None = None,
+    clusters: np.ndarray | None = None,
+    confidence: float = CONFIDENCE,
+) -> dict[str, float]:
+    """Computes half of the width of the interval of each metric, NaN where it is undefined.
+
+    Args:
+        influence, weights, other, clusters: see `standard_errors`.
+        confidence: the share of data sets whose interval contains the expected metric.
+    """
+    tail = (1 + confidence) / 2
+    return {
+        name: error * float(special.ndtri(tail) if free is None else special.stdtrit(free, tail))
+        for name, (error, free) in _errors(influence, weights, other, clusters).items()
+    }
+
+
+def _errors(
+    influence: Mapping[str, Floats],
+    weights: ArrayLike,
+    other: Mapping[str, Floats] | None,
+    clusters: np.ndarray | None,
+) -> dict[str, tuple[float, float | None]]:
+    """Returns the standard error of each metric and its degrees of freedom, None if infinite."""
     w = np.asarray(weights, np.float64)
     used = w > 0
     w = w[used]
+    is_defined, factor = len(w) >= LEAST, 1.0
+    codes: np.ndarray | None = None
+    free: float | None = None
+    if clusters is not None and len(w):
+        names, inverse = np.unique(clusters[used], return_inverse=True)
+        codes = np.asarray(inverse, np.intp)
+        is_defined &= len(names) >= LEAST_CLUSTERS
+        # Equals the number of clusters if all have the same weight.
+        effective = w.sum() ** 2 / (np.bincount(codes, w) ** 2).sum()
+        free = max(effective - 1, 1.0)
+        factor = np.sqrt((free + 1) / free)  # their deviation from their own mean is too small
     errors = {}
     for name, values in influence.items():
-        part = values[used] - (other[name][used] if other is not None else 0.0)
-        deviation = np.sqrt(((w * part) ** 2).sum())
-        errors[name] = float(deviation / w.sum()) if len(w) >= LEAST else float("nan")
+        part = w * (values[used] - (other[name][used] if other is not None else 0.0))
+        if codes is not None:
+            part = np.asarray(np.bincount(codes, part), np.float64)
+        deviation = factor * np.sqrt((part**2).sum())
+        errors[name] = (float(deviation / w.sum()) if is_defined else float("nan"), free)
     return errors
 
 

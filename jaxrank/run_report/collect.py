@@ -11,6 +11,7 @@ from jaxrank.config_files import to_plain
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 from jaxrank.evaluation.evaluate import Evaluation, SavedRun, evaluate, load_run
+from jaxrank.metrics.intervals import Z
 from jaxrank.report import Report
 from jaxrank.run_report import history, summary
 from jaxrank.run_schedule import NEXT_DAY
@@ -113,7 +114,23 @@ def save_slices(directory: Path, evaluation: Evaluation) -> None:
 
 def _slices(directory: Path) -> list[dict[str, Any]]:
     paths = sorted((directory / "evaluations").glob("by-*.json"))
-    return [json_files.read(path) for path in paths]
+    entries = [json_files.read(path) for path in paths]
+    for entry in entries:
+        for value in entry["by"]["values"]:
+            if "errors" in value:  # written by an earlier version
+                value["intervals"] = _intervals(value["metrics"], value.pop("errors"))
+    return entries
+
+
+def _intervals(metrics: Mapping[str, Any], errors: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the 95% intervals of standard errors, {task: {metric: [low, high]}}."""
+    return {
+        task: {
+            name: None if error is None else [metrics[task][name] + s * Z * error for s in (-1, 1)]
+            for name, error in of_task.items()
+        }
+        for task, of_task in errors.items()
+    }
 
 
 def distinct_names(runs: list[RunReport]) -> list[RunReport]:

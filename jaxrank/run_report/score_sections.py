@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxrank.evaluation.report import worse_than_constant
+from jaxrank.evaluation.report import cluster_line, worse_than_constant
 from jaxrank.metrics.exact import probability
 from jaxrank.metrics.intervals import Z
 from jaxrank.metrics.registry import BY_NAME, CALIBRATION, NORMALIZED, TITLES
@@ -226,7 +226,7 @@ def slices(runs: Sequence[RunReport]) -> list[Markup]:
 
 
 def _slice_table(task: str, entry: Mapping[str, Any]) -> Markup:
-    values = [v for v in entry["by"]["values"] if v.get("errors") and task in v["errors"]]
+    values = [v for v in entry["by"]["values"] if v.get("intervals") and task in v["intervals"]]
     if not values:
         return note("No examples.")
     names = list(values[0]["metrics"][task])
@@ -236,38 +236,50 @@ def _slice_table(task: str, entry: Mapping[str, Any]) -> Markup:
     chosen = [v for v in ranked if v["metrics"][task]["examples"]][:_MOST_SLICES]
     whole = entry["metrics"][task].get(normalized)
     spans = [
-        (x["metrics"][task].get(normalized), x["errors"][task].get(normalized)) for x in chosen
+        (x["metrics"][task].get(normalized), x["intervals"][task].get(normalized)) for x in chosen
     ]
-    ends = [v + s * Z * e for v, e in spans if _is_number(v) and _is_number(e) for s in (-1, 1)]
+    ends = [end for _, span in spans if _is_interval(span) for end in span]
     ends += [whole] if _is_number(whole) else []
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     rows = []
-    for value, (at, error) in zip(chosen, spans, strict=True):
-        metrics, errors = value["metrics"][task], value["errors"][task]
+    for value, (at, span) in zip(chosen, spans, strict=True):
+        metrics, intervals = value["metrics"][task], value["intervals"][task]
         picture = whisker(
             at if _is_number(at) else math.nan,
-            error if _is_number(error) else math.nan,
+            (span[1] - span[0]) / 2 if _is_interval(span) else math.nan,
             low,
             high,
             whole if _is_number(whole) else 1.0,
         )
-        name = "missing" if value["value"] is None else value["value"]
-        cells = [_format_error(metrics.get(n), errors.get(n)) for n in shown]
-        rows.append([name, picture, number(metrics["examples"]), *cells])
+        cells = [_format_interval(metrics.get(n), intervals.get(n)) for n in shown]
+        rows.append([_name(value["value"]), picture, number(metrics["examples"]), *cells])
     header = [entry["by"]["column"], TITLES.get(normalized, normalized), "examples"]
     listed = table([*header, *(TITLES[n] for n in shown)], rows, texts=2)
     others = len(entry["by"]["values"]) - len(rows)
     more = [note(f"{others:,} more values are better, smaller or without labels.")]
     gauc = entry["by"]["gauc"].get(task)
     mean = [note(f"Mean AUC of the values (GAUC): {number(gauc)}")] if _is_number(gauc) else []
-    return join([listed, *(more if others else []), *mean])
+    clustered = [note(cluster_line(entry["cluster"]) + ".")] if entry.get("cluster") else []
+    return join([listed, *(more if others else []), *mean, *clustered])
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, list):
+        return ", ".join(str(_name(part)) for part in value)
+    return "missing" if value is None else value
+
+
+def _is_interval(span: Any) -> bool:
+    return span is not None and all(_is_number(end) for end in span)
 
 
 def _surely(value: Mapping[str, Any], task: str, name: str) -> float:
     """Returns the lower end of the interval of a loss, the lowest number if it is undefined."""
-    loss, error = value["metrics"][task].get(name), value["errors"][task].get(name)
-    return loss - Z * error if _is_number(loss) and _is_number(error) else -math.inf
+    span = value["intervals"][task].get(name)
+    return span[0] if _is_interval(span) else -math.inf
 
 
-def _format_error(value: Any, error: Any) -> str:
-    return f"{number(value)} ± {Z * error:.2g}" if _is_number(error) else number(value)
+def _format_interval(value: Any, span: Any) -> str:
+    if not _is_interval(span):
+        return number(value)
+    return f"{number(value)} ± {(span[1] - span[0]) / 2:.2g}"

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrank.metrics.intervals import Z
 from jaxrank.run_report.markup import Markup, join, tag
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#333333")
@@ -208,17 +207,18 @@ def _chart(title: str, parts: Sequence[Markup], series: Sequence[Series]) -> Mar
     return tag("figure", picture, tag("figcaption", *legend) if legend else "")
 
 
-def whisker(value: float, error: float, low: float, high: float, mark: float) -> Markup:
+def whisker(value: float, half_width: float, low: float, high: float, mark: float) -> Markup:
     """Returns a small picture of a value and its 95% interval, for a cell of a table.
 
     Args:
+        half_width: of the interval. NaN: none.
         low, high: ends of the axis.
         mark: a value to compare with, a vertical line.
     """
     axis = _Axis(np.array([low, high]), 4, 136, False)
     parts = [tag("line", x1=axis.pixel(mark), x2=axis.pixel(mark), y1=1, y2=15, class_="grid")]
     if math.isfinite(value):
-        half = Z * error if math.isfinite(error) else 0.0
+        half = half_width if math.isfinite(half_width) else 0.0
         ends = {"x1": axis.pixel(value - half), "x2": axis.pixel(value + half)}
         parts.append(tag("line", y1=8, y2=8, stroke=COLORS[0], stroke_width="2", **ends))
         parts.append(tag("circle", cx=axis.pixel(value), cy=8, r="3.4", fill=COLORS[0]))

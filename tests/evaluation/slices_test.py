@@ -7,13 +7,15 @@ import by_day
 import daily
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics as sk
 
 from jaxrank import cli
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
-from jaxrank.evaluation import evaluate, report, slices
+from jaxrank.evaluation import columns, evaluate, report, slices
 from jaxrank.features import Task
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -22,18 +24,18 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 def test_each_value_has_the_metrics_of_its_examples(run, predictions):
     result = evaluate.evaluate(str(run[0]), by="c1")
     assert result.by["column"] == "c1"
-    columns = {name: np.array(predictions[name].to_pylist()) for name in predictions.column_names}
-    assert {e["value"] for e in result.by["values"]} == set(columns["c1"].tolist())
+    table = {name: np.array(predictions[name].to_pylist()) for name in predictions.column_names}
+    assert {e["value"] for e in result.by["values"]} == set(table["c1"].tolist())
     counts = []
     for entry in result.by["values"]:
-        local = columns["c1"] == entry["value"]
+        local = table["c1"] == entry["value"]
         counts.append(local.sum())
         for task in ("click", "conversion"):
-            known = local & np.array([label is not None for label in columns[f"label_{task}"]])
-            labels = columns[f"label_{task}"][known].astype(float)
-            predicted = columns[f"predicted_{task}"][known]
+            known = local & np.array([label is not None for label in table[f"label_{task}"]])
+            labels = table[f"label_{task}"][known].astype(float)
+            predicted = table[f"predicted_{task}"][known]
             score = entry["metrics"][task]
-            assert entry["errors"][task].keys() == score.keys() - {"examples"}
+            assert entry["intervals"][task].keys() == score.keys() - {"examples"}
             assert score["examples"] == known.sum()
             if known.any():
                 loss = sk.log_loss(labels, predicted, labels=[0, 1])
@@ -65,7 +67,8 @@ def test_a_split_by_day_has_its_days(tmp_path):
     names = daily.DAYS[:3]
     tables = {day: daily.table(i, 0) for i, day in enumerate(names)}
     store = by_day.write(tmp_path, tables, daily.FEATURES, block_size=100)
-    groups = slices.groups_of(store.split("train"), "day")
+    groups = slices.groups_of(store, store.split("train"), "day")
+    assert groups.is_ordered
     assert groups.values == names
     assert np.bincount(groups.code).tolist() == [len(table) for table in tables.values()]
     assert (np.diff(groups.code) >= 0).all()
@@ -93,11 +96,12 @@ def test_values_that_differ_are_distinguished():
 
 def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monkeypatch):
     numbers = [0.0, -0.0, np.nan, np.inf, -np.inf, None, 1.5, -np.nan]
-    split = open_store(run[0] / "data").split("valid")
+    store = open_store(run[0] / "data")
+    split = store.split("valid")
     kept = pa.RecordBatch.from_pydict({"x": pa.array(numbers)})
     block = dataclasses.replace(next(split.blocks()), kept=kept)
     monkeypatch.setattr(type(split), "blocks", lambda self: iter([block]))
-    result = slices.groups_of(split, "x")
+    result = slices.groups_of(store, split, "x")
     values = [result.values[code] for code in result.code]
     assert values == [0.0, 0.0, "nan", "inf", "-inf", None, 1.5, "nan"]
     assert len(result.values) == 6
@@ -107,15 +111,16 @@ def test_what_cannot_be_a_column_is_named(run, monkeypatch):
     with pytest.raises(InputError, match=r"--by: must .*'c1', 'p_click'.* found 'day'"):
         evaluate.evaluate(str(run[0]), by="day")
     monkeypatch.setattr(slices, "MOST", 3)
-    with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*found"):
+    with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*: found 1,000"):
         evaluate.evaluate(str(run[0]), by="p_click")
-    split = open_store(run[0] / "data").split("valid")
+    store = open_store(run[0] / "data")
+    split = store.split("valid")
     blocks = [dataclasses.replace(b, kept=_with_list(b.kept)) for b in split.blocks()]
     monkeypatch.setattr(type(split), "blocks", lambda self: iter(blocks))
     with pytest.raises(
         InputError, match="column 'l' must .*: found list<[^:]*: int64> .*Name another"
     ):
-        slices.groups_of(split, "l")
+        slices.groups_of(store, split, "l")
 
 
 def _with_list(batch):
@@ -138,7 +143,84 @@ def _with_list(batch):
     ],
 )
 def test_columns_of_any_type_have_each_value_once(column, expected):
-    coded = slices._coded([column.slice(0, 2), column.slice(2)], "c")
+    coded = columns._coded([column.slice(0, 2), column.slice(2)], "c", "--by")
     values = coded.dictionary.to_pylist()
     assert [values[i] for i in coded.indices.to_pylist()] == expected
     assert len(values) == len(set(expected))
+
+
+def test_features_hours_and_buckets_can_be_sliced_and_combined(tmp_path):
+    """Compares each kind of column with the raw data of a store by day."""
+    r = np.random.default_rng(0)
+    day = np.repeat(["2024-05-01", "2024-05-02"], 100)
+    hours = np.sort(r.integers(24, size=(2, 100)), axis=1).reshape(-1)
+    raw = {
+        "time": [f"{d}T{h:02}:30:00" for d, h in zip(day, hours, strict=True)],
+        "device": [(None, "phone", "tablet")[i] for i in r.integers(3, size=200)],
+        "price": r.lognormal(2, 1, 200).round(2),
+        "tags": [" ".join("abc"[: r.integers(4)]) for _ in range(200)],
+        "click": r.integers(2, size=200),
+    }
+    store = _prepared(raw, tmp_path)
+    split = store.split("train")
+
+    def values(by):
+        groups = slices.groups_of(store, split, by)
+        return [groups.values[code] for code in groups.code], groups
+
+    hour, groups = values("hour")
+    assert hour == hours.tolist()
+    assert groups.is_ordered
+    assert groups.values[:-1] == sorted(set(hours.tolist()))
+    assert values("day")[0] == day.tolist()
+    assert values("device")[0] == raw["device"]
+    both, groups = values("hour,device")
+    assert both == [list(pair) for pair in zip(hours.tolist(), raw["device"], strict=True)]
+    assert values("tags")[0] == [f"{len(t.split())}" for t in raw["tags"]]
+    for by, count in (("price", 10), ("price/4", 4)):
+        buckets, groups = values(by)
+        sizes = np.bincount(groups.code)
+        assert len(sizes) == count
+        assert np.ptp(sizes) <= 2
+        for value, price in zip(buckets, raw["price"], strict=True):
+            low, _, high = value.partition(" to ")
+            if high:
+                assert float(low) <= price < float(high)
+        assert buckets[raw["price"].argmax()].endswith(" and more")
+        assert buckets[raw["price"].argmin()].startswith("less than ")
+    for by, message in (
+        ("price/1", r"numbers in 2 to 1,000 buckets.*found 'price/1'"),
+        ("device,", r"with commas between: found 'device,'"),
+        ("device,device", r"each once, with commas between"),
+        ("none", r"'time'\], one of its features, \['price', 'device', 'tags'\], or 'day' 'hour'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            values(by)
+
+
+def _prepared(raw, folder):
+    pq.write_table(pa.table(raw), folder / "raw.parquet")
+    features = dict(
+        tasks=[dict(name="click", label="click")],
+        dense=[dict(columns="price", log=True, standardize=True)],
+        categorical=[dict(columns="device", encoding="vocabulary")],
+        ragged=[dict(columns="tags", encoding="vocabulary", separator=" ")],
+        time="time",
+    )
+    source = dict(kind="parquet", files=dict(train=str(folder / "raw.parquet")))
+    return prepare(features, source, folder / "store", block_size=64, report=lambda _: None)
+
+
+def test_results_of_ordered_columns_keep_their_order():
+    code = np.repeat([0, 1, 2], [10, 30, 20])
+    logits = np.random.default_rng(0).normal(size=(60, 1))
+    labels = (np.arange(60) % 3 == 0).astype(float)[:, None]
+    ones = np.ones((60, 1))
+    users = slices.Clusters("user", 30, np.arange(60) // 2)
+    for is_ordered, order in ((True, ["a", "b", "c"]), (False, ["b", "c", "a"])):
+        groups = slices.Groups("day", ["a", "b", "c"], code, is_ordered)
+        result = slices.group_metrics(groups, [Task("click")], logits, labels, ones, users)
+        assert [entry["value"] for entry in result.values] == order
+        by_value = {entry["value"]: entry["intervals"]["click"] for entry in result.values}
+        assert np.isnan(by_value["a"]["auc"]).all()  # fewer clusters than needed
+        assert np.isfinite(by_value["b"]["auc"]).all()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.quality import interval_coverage
 from jaxrank.metrics import exact, intervals
 
 KINDS = ("binary", "real", "count")
@@ -68,3 +69,32 @@ def test_undefined_metrics_have_undefined_errors():
     }  # fmt: skip
     nothing = intervals.influences(np.zeros(0), np.zeros(0), np.zeros(0))
     assert all(np.isnan(e) for e in intervals.standard_errors(nothing, np.zeros(0)).values())
+
+
+def test_intervals_of_clustered_examples_contain_the_expected_metric():
+    """95% of them must. Of 400 data sets the share has a standard error of 1.1%."""
+    clustered = interval_coverage.coverage(users=100, repetitions=400)
+    assert len(clustered) == 6
+    assert all(0.92 <= share <= 0.98 for share in clustered.values()), clustered
+    independent = interval_coverage.coverage(users=100, repetitions=100, is_clustered=False)
+    assert independent["logloss"] < 0.9
+    assert independent["difference of calibration"] < 0.6
+
+
+def test_clusters_of_one_example_are_independent_examples():
+    x, y, w = examples("binary", 400)
+    w[w == 0] = 1
+    result = intervals.influences(x, y, w)
+    alone = intervals.standard_errors(result, w)
+    weights = (w**2).sum() / w.sum() ** 2
+    singles = intervals.standard_errors(result, w, clusters=np.arange(400)[::-1])
+    for name, error in singles.items():
+        assert error == pytest.approx(alone[name] / np.sqrt(1 - weights))
+    # Every example twice: the clusters have no more information than one of each.
+    twice = {name: np.tile(values, 2) for name, values in result.items()}
+    again = intervals.standard_errors(twice, np.tile(w, 2), clusters=np.tile(np.arange(400), 2))
+    assert again == pytest.approx(singles)
+    few = intervals.half_widths(result, w, clusters=np.arange(400) % intervals.LEAST_CLUSTERS)
+    assert np.isfinite(few["auc"])
+    fewer = np.arange(400) % (intervals.LEAST_CLUSTERS - 1)
+    assert np.isnan(intervals.half_widths(result, w, clusters=fewer)["auc"])

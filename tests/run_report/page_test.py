@@ -82,8 +82,7 @@ def test_the_worst_slices_come_first(collected):
     of_click = collected[0].slices[0]["by"]["values"]
     losses = {
         str(entry["value"] if entry["value"] is not None else "missing"): (
-            entry["metrics"]["click"]["normalized_entropy"]
-            - 1.96 * entry["errors"]["click"]["normalized_entropy"]
+            entry["intervals"]["click"]["normalized_entropy"][0]
         )
         for entry in of_click
     }

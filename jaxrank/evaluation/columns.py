@@ -1,0 +1,361 @@
+"""Reads one value per example from a store: kept columns, features, days and hours."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxrank import json_files
+from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.times import DAY as DAY_SECONDS
+from jaxrank.data.encode.times import seconds
+from jaxrank.data.examples import Examples
+from jaxrank.data.statistics.quantiles import QuantileSketch
+from jaxrank.data.store.reader import Store
+from jaxrank.data.store.split import Split
+from jaxrank.errors import InputError
+from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW, Dense, Table
+
+DAY, HOUR = "day", "hour"  # of `features.time` (UTC), unless a column has that name
+UNKNOWN = "(unknown)"  # a value that is not in the vocabulary of the store
+_BUCKETS = 10  # of a feature of numbers
+_MOST_BUCKETS = 1000
+_LARGEST = float(np.finfo(np.float32).max)
+_IN_BUCKETS = re.compile(r"(.+)/(\d+)")
+
+
+class Column(NamedTuple):
+    """One value per example.
+
+    values: the different values. None is a missing one.
+    code: i64[n], the index in `values` of each example, in stored order.
+    is_ordered: the values are rising numbers or times, and a missing one is last.
+    """
+
+    name: str
+    values: list[Any]
+    code: np.ndarray
+    is_ordered: bool = False
+
+
+# Maps a block to the array that a column collects of it, and all of them to the column.
+_Take = Callable[[Examples], Any]
+_Finish = Callable[[list[Any]], Column]
+
+
+def read_columns(store: Store, split: Split, names: Sequence[str], flag: str) -> list[Column]:
+    """Reads columns in one pass over a split.
+
+    Args:
+        store: as it is stored, not as a model reads it.
+        split: of that store.
+        names: each a kept column, a feature, "day", "hour", or a name of numbers with a number of
+            buckets, such as "price/20". A feature of numbers without one has 10 buckets. A list is
+            read as its number of ids.
+        flag: the flag or field that names them, for messages.
+
+    Raises:
+        InputError: a column is absent, or holds lists.
+    """
+    readers = [_reader(store, split, name, flag) for name in names]
+    parts: list[list[Any]] = [[] for _ in readers]
+    for block in split.blocks():
+        for (take, _), taken in zip(readers, parts, strict=True):
+            taken.append(take(block))
+    return [finish(taken) for (_, finish), taken in zip(readers, parts, strict=True)]
+
+
+def names_of(store: Store, split: Split, by: str, flag: str) -> list[str]:
+    """Returns the columns that a text such as "hour,device" names. A column of that name wins."""
+    if "," not in by or by in _columns(store, split):
+        return [by]
+    names = [name.strip() for name in by.split(",")]
+    if "" in names or len(set(names)) < len(names):
+        raise InputError(
+            f"{flag}: must name columns, each once, with commas between: found {by!r}."
+        )
+    return names
+
+
+def _columns(store: Store, split: Split) -> list[str]:
+    return list(dict.fromkeys([*_kept(split), *_features(store)]))
+
+
+def _features(store: Store) -> list[str]:
+    schema = store.schema
+    names = [f.name for f in schema.dense] + [f.name for f in schema.categorical]
+    return [*names, *(f.name for f in schema.ragged)]
+
+
+def _kept(split: Split) -> list[str]:
+    """Returns the columns that a split keeps. Reads its first block."""
+    first = next(split.blocks(), None)
+    return [] if first is None or first.kept is None else first.kept.schema.names
+
+
+def _reader(store: Store, split: Split, name: str, flag: str) -> tuple[_Take, _Finish]:
+    kept = _kept(split)
+    if name in kept:
+        return _take_kept(name), lambda parts: _distinct(name, parts, flag)
+    by_name = _feature_reader(store, name, _BUCKETS)
+    if by_name is not None:
+        return by_name
+    times = store.spec.features.get("time", "")
+    if name == DAY and split.days:
+        return lambda block: block.rows, lambda rows: _days(split)
+    if name in (DAY, HOUR) and times in kept:
+        form = store.spec.features.get("time_format", "")
+        return _take_times(times, form, str(split.path)), _finish_times(name)
+    matched = _IN_BUCKETS.fullmatch(name)
+    if matched and 2 <= int(matched[2]) <= _MOST_BUCKETS:
+        inner, buckets = matched[1], int(matched[2])
+        if inner in kept:
+            finish = _finish_numbers(name, buckets)
+            return _take_kept(inner), lambda parts: finish(
+                [_numbers(p, flag, inner) for p in parts]
+            )
+        reader = _feature_reader(store, inner, buckets, name)
+        if reader is not None and not any(f.name == inner for f in store.schema.categorical):
+            return reader
+    special = f" {DAY!r}" * bool(split.days or times in kept) + f" {HOUR!r}" * (times in kept)
+    special = special and f", or{special}"
+    raise InputError(
+        f"{flag}: must be one of the columns that {split.path} keeps, {kept or 'none'}, one of its"
+        f" features, {_features(store)}{special}, or numbers in 2 to {_MOST_BUCKETS:,} buckets,"
+        f" such as 'price/20': found {name!r}."
+    )
+
+
+def _feature_reader(
+    store: Store, name: str, buckets: int, title: str = ""
+) -> tuple[_Take, _Finish] | None:
+    """Returns the reader of a feature, or None if there is no such feature."""
+    schema = store.schema
+    title = title or name
+    for i, dense in enumerate(schema.dense):
+        if dense.name == name:
+            return _dense_reader(store, i, dense, title, buckets)
+    columns = [i for i, f in enumerate(schema.id_columns) if f.name == name]
+    if columns:
+        table = store.table(schema.id_columns[columns[0]].table)
+        assert table is not None
+        return (
+            lambda block: block.ids[:, columns],
+            lambda parts: _ids(title, np.concatenate(parts), store, table),
+        )
+    lists = [f.name for f in schema.ragged]
+    if name not in lists:
+        return None
+    at = lists.index(name)
+    return lambda block: block.list_lengths[:, at].astype(np.float64), _finish_numbers(
+        title, buckets
+    )
+
+
+def _dense_reader(
+    store: Store, index: int, feature: Dense, title: str, buckets: int
+) -> tuple[_Take, _Finish]:
+    names = [f.name for f in store.schema.dense]
+    indicator = f"{feature.name}:missing"
+    at = names.index(indicator) if indicator in names else None
+
+    def take(block: Examples) -> np.ndarray:
+        values = raw_numbers(block.dense[:, index], feature)
+        return values if at is None else np.where(block.dense[:, at] > 0, np.nan, values)
+
+    return take, _finish_numbers(title, buckets)
+
+
+def raw_numbers(stored: np.ndarray, feature: Dense) -> np.ndarray:
+    """Returns f64[n], the raw numbers of a stored column, to the precision of float32.
+
+    A missing number without an indicator reads as the mean of the feature.
+    """
+    values = stored.astype(np.float64) * feature.std + feature.mean
+    if feature.log:
+        values = np.copysign(np.expm1(np.abs(values)), values)
+    # Rounding hides the error of the transform, so that equal raw numbers stay equal.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = 5 - np.floor(np.log10(np.maximum(np.abs(values), 1e-4 * feature.std)))
+        scale = 10.0 ** np.clip(digits, -300, 300)
+        return np.where(np.isfinite(scale), np.round(values * scale) / scale, values)
+
+
+def _take_kept(name: str) -> _Take:
+    def take(block: Examples) -> pa.Array:
+        assert block.kept is not None
+        return block.kept.column(name)
+
+    return take
+
+
+def _numbers(values: pa.Array, flag: str, name: str) -> np.ndarray:
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    try:
+        return values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"{flag}: column {name!r} must hold numbers for buckets: found {values.type} ({error})."
+        ) from error
+
+
+def _finish_numbers(title: str, buckets: int) -> _Finish:
+    return lambda parts: in_buckets(title, np.concatenate(parts), buckets)
+
+
+def in_buckets(name: str, numbers: np.ndarray, buckets: int) -> Column:
+    """Divides numbers f64[n], NaN where missing, into buckets of about equally many examples.
+
+    Values are written as "1 to 3", which includes the lower end only, or as a number if the bucket
+    holds nothing else.
+    """
+    present = ~np.isnan(numbers)
+    # The boundaries of a sketch are numbers of this type.
+    single = np.clip(np.nan_to_num(numbers), -_LARGEST, _LARGEST).astype(np.float32)
+    distinct = np.unique(single[present])
+    if len(distinct) <= buckets:
+        edges = distinct[1:]
+    else:
+        sketch = QuantileSketch()
+        sketch.add(numbers)
+        edges = sketch.boundaries(buckets).astype(np.float32)
+    code = np.searchsorted(edges, single, side="right").astype(np.int64)
+    code[~present] = len(edges) + 1
+    values: list[Any] = []
+    for i in range(len(edges) + 1):
+        inside = distinct[np.searchsorted(edges, distinct, side="right") == i]
+        low, high = (f"{e:.6g}" if e is not None else "" for e in _ends(edges, i))
+        single = f"{inside[0]:.6g}" if len(inside) == 1 else ""
+        values.append(single or (f"{low} to {high}" if low and high else low and f"{low} and more"))
+        values[-1] = values[-1] or (f"less than {high}" if high else "all")
+    return Column(name, [*values, None], code, is_ordered=True)
+
+
+def _ends(edges: np.ndarray, bucket: int) -> tuple[float | None, float | None]:
+    low = float(edges[bucket - 1]) if bucket else None
+    return low, float(edges[bucket]) if bucket < len(edges) else None
+
+
+def _days(split: Split) -> Column:
+    values: list[Any] = [day for day, _ in split.days]
+    blocks = np.repeat(np.arange(len(values)), [count for _, count in split.days])
+    return Column(DAY, values, np.repeat(blocks, split.block_rows), is_ordered=True)
+
+
+def _take_times(times: str, form: str, path: str) -> _Take:
+    def take(block: Examples) -> np.ndarray:
+        assert block.kept is not None
+        batch = pa.RecordBatch.from_pydict({times: block.kept.column(times)})
+        chunk = Chunk(batch, path, numbered(1, batch.num_rows))
+        return seconds(column_of(chunk, times), time_format=form)
+
+    return take
+
+
+def _finish_times(name: str) -> _Finish:
+    def finish(parts: list[np.ndarray]) -> Column:
+        times = np.concatenate(parts)
+        present = ~np.isnan(times)
+        days = np.floor(np.nan_to_num(times) / DAY_SECONDS)
+        whole = days if name == DAY else (np.nan_to_num(times) - days * DAY_SECONDS) // 3600
+        distinct, code = np.unique(whole[present].astype(np.int64), return_inverse=True)
+        values = [str(np.datetime64(d, "D")) if name == DAY else d for d in distinct.tolist()]
+        result = np.full(len(times), len(values), np.int64)
+        result[present] = code
+        return Column(name, [*values, None], result, is_ordered=True)
+
+    return finish
+
+
+def _ids(name: str, rows: np.ndarray, store: Store, table: Table) -> Column:
+    """Returns the raw values of rows i32[n, length]. Those of several ids are joined."""
+    distinct, code = np.unique(rows, axis=0, return_inverse=True)
+    values_of = _values(np.unique(distinct), store, table)
+    if distinct.shape[1] == 1:
+        values = [values_of[row] for row in distinct[:, 0].tolist()]
+    else:
+        values = [", ".join(str(values_of[r]) for r in ids) for ids in distinct.tolist()]
+    is_ordered = distinct.shape[1] == 1 and table.encoding == "bucket"
+    if is_ordered and distinct[:1] == MISSING_ROW:  # a missing one is last
+        values, code = [*values[1:], values[0]], (code - 1) % len(values)
+    return Column(name, values, code.reshape(-1).astype(np.int64), is_ordered)
+
+
+def _values(rows: np.ndarray, store: Store, table: Table) -> dict[int, Any]:
+    """Returns the raw value of each row of a table."""
+    if table.encoding == "integer":
+        return {row: None if row == PAD else row for row in rows.tolist()}
+    named: dict[int, Any] = {}
+    if table.encoding == "vocabulary":
+        known = rows[rows >= RESERVED_ROWS]
+        texts = store.values(table.name).take(pa.array(known - RESERVED_ROWS)).to_pylist()
+        named = dict(zip(known.tolist(), texts, strict=True))
+    elif table.encoding == "bucket":
+        edges = np.array(_edges(store, table.name), np.float64)
+        for row in rows[rows >= RESERVED_ROWS].tolist():
+            low, high = _ends(edges, row - RESERVED_ROWS)
+            text = f"less than {high:.6g}" if low is None else f"{low:.6g} and more"
+            named[row] = text if low is None or high is None else f"{low:.6g} to {high:.6g}"
+    else:
+        named = {row: f"row {row}" for row in rows.tolist()}
+    return named | {MISSING_ROW: None, UNKNOWN_ROW: UNKNOWN}
+
+
+def _edges(store: Store, table: str) -> Sequence[float]:
+    """Returns the boundaries of a feature in buckets, which has a table of its own."""
+    name = next(f.name for f in store.schema.categorical if f.table == table)
+    if name in store.spec.boundaries:
+        return store.spec.boundaries[name]
+    for entry in store.spec.features["categorical"]:
+        if name in entry["columns"] and entry.get("boundaries"):
+            return list(entry["boundaries"])
+    return range(int(store.table(table).rows) - RESERVED_ROWS - 1)  # type: ignore[union-attr]
+
+
+def _distinct(name: str, parts: list[pa.Array], flag: str) -> Column:
+    kind = parts[0].type
+    coded = _coded(parts, name, flag)
+    values = json_files.plain(coded.dictionary.to_pylist(), non_finite="text")
+    code = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    if not pa.types.is_temporal(kind):
+        return Column(name, values, code)
+    order = sorted(range(len(values)), key=lambda i: (values[i] is None, str(values[i])))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return Column(name, [values[i] for i in order], place[code], is_ordered=True)
+
+
+def _coded(parts: list[pa.Array], column: str, flag: str) -> pa.DictionaryArray:
+    """Encodes a column with a dictionary of its distinct values, including the missing value.
+
+    Values of types that JSON does not have are converted to text.
+    """
+    kind = parts[0].type
+    if pa.types.is_dictionary(kind):
+        parts = [part.dictionary_decode() for part in parts]
+        kind = parts[0].type
+    plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
+    try:
+        column_values = pa.chunked_array(parts)
+        if pa.types.is_floating(kind):
+            wide = pa.float32() if pa.types.is_float16(kind) else kind
+            column_values = pc.add(
+                column_values.cast(wide), pa.scalar(0, wide)
+            )  # -0.0 becomes 0.0, and all NaN become one value
+            column_values = pc.if_else(
+                pc.is_nan(column_values), pa.scalar(math.nan, wide), column_values
+            )
+        elif not any(test(kind) for test in plain):
+            column_values = column_values.cast(pa.string())
+        return pc.dictionary_encode(column_values, null_encoding="encode").combine_chunks()
+    except pa.ArrowException as error:
+        raise InputError(
+            f"{flag}: column {column!r} must hold one value per example, which can be text: found"
+            f" {kind} ({error}). Name another column."
+        ) from error
