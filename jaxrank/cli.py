@@ -244,6 +244,8 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         return _follow(args, report)
     if args.every is not None:
         raise InputError(f"--every needs --follow: found --every={args.every:g} without it.")
+    if args.against or args.fail_if:
+        return _gate(args, report)
     result = evaluate(args.workdir, **_which(args), by=args.by)
     if args.by and not args.data and processes.is_first():
         from jaxrank.run_report import collect
@@ -251,6 +253,19 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         collect.save_slices(Path(args.workdir), result)
     report(summary.format_evaluation(result))
     return result._asdict()
+
+
+def _gate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.evaluation import report as summary
+    from jaxrank.evaluation.gate import text
+    from jaxrank.evaluation.gate.judge import judge
+
+    gate = judge(
+        args.workdir, against=args.against, fail_if=args.fail_if, **_which(args), by=args.by
+    )
+    report(summary.format_evaluation(gate.evaluation))
+    report(text.describe(gate))
+    return text.to_json(gate)
 
 
 def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
@@ -262,8 +277,10 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
             "--follow scores every checkpoint, so --checkpoint must not be set: found"
             f" --checkpoint={args.checkpoint}."
         )
-    if args.by:
-        raise InputError(f"--by must be used without --follow: found --by={args.by}.")
+    for flag in ("by", "against", "fail_if"):
+        if value := getattr(args, flag):
+            name = f"--{flag.replace('_', '-')}"
+            raise InputError(f"{name} must be used without --follow: found {name}={value}.")
     every = {} if args.every is None else {"every_seconds": args.every}
     result = follow(args.workdir, **which, **every, report=report)
     _progress(args, report)(f"The run has ended; TensorBoard: tensorboard --logdir={result.output}")
@@ -569,7 +586,7 @@ def _make_absolute(args: argparse.Namespace) -> None:
 
 
 # Parts of results that hold metrics by task and name.
-_METRICS = ("metrics", "best_possible", "constant")
+_METRICS = ("metrics", "best_possible", "constant", "intervals")
 
 
 def _named(value: Any) -> Any:

@@ -9,7 +9,7 @@ from jaxrank.errors import InputError
 from jaxrank.validate import EXPORT_FORMATS, GROWTH, ON_ERROR, TABLE_DTYPES
 
 # Flags that must not be repeated. argparse would use the last value, where a user may expect all.
-ONCE = ("--config", "--by")
+ONCE = ("--config", "--by", "--against")
 # Flags of export with --format=bundle only, and their defaults.
 BUNDLE_FLAGS: dict[str, Any] = {
     "tables": "float32",
@@ -254,8 +254,24 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--by",
         default="",
-        metavar="COLUMN",
-        help="also report the metrics of each value of a column, or of each day",
+        metavar="COLUMNS",
+        help="also report the metrics of each value of a column or feature, of each day or hour, of"
+        " numbers in buckets (price/20), or of several together (hour,device)",
+    )
+    sub.add_argument(
+        "--against",
+        default="",
+        metavar="DIR",
+        help="also score the run that this one may replace, on the same rows, and print paired"
+        " differences to it",
+    )
+    sub.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="exit with status 1 if it holds, such as 'click/logloss > +0.1%%' (a difference to"
+        " --against) or 'click/calibration outside 0.9..1.1'; may be repeated; see docs/daily.md",
     )
     sub.add_argument(
         "--every",
@@ -426,15 +442,15 @@ def _report(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--by",
         default="",
-        metavar="COLUMN",
-        help="also score each value of a column, or each day; the results stay in the workdir",
+        metavar="COLUMNS",
+        help="also score each value of columns, or each day; the results stay in the workdir",
     )
 
 
 def _compare(sub: argparse.ArgumentParser) -> None:
     _add_runs(sub)
     sub.add_argument(
-        "--by", default="", metavar="COLUMN", help="also compare each value of a column, or day"
+        "--by", default="", metavar="COLUMNS", help="also compare each value of columns, or day"
     )
     sub.add_argument(
         "--data", default="", metavar="STORE", help="prepared data; default: each run's own"

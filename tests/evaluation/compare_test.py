@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from scipy import stats
 from sklearn import metrics as sk
 
 from jaxrank import cli
@@ -14,6 +15,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation.compare import compare
+from jaxrank.evaluation.gate.judge import judge
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -89,6 +91,58 @@ def test_the_command_prints_and_draws(runs, capsys, tmp_path):
     assert "  B - A" in err
     assert "click, logloss by c1" in err
     assert "  ema_decay: A 0.0  B 0.9" in err
+
+
+def test_a_gate_judges_the_paired_difference_by_its_interval(runs, scored):
+    labels, predicted, _ = scored
+    first, second = (losses(labels, p) for p in predicted)
+    relative = (second - first).mean() / first.mean()
+    half = 1.96 * (second - first).std() / np.sqrt(len(labels)) / first.mean()
+    cases = [
+        (-1.5, "surely", True), (-0.5, "surely", False), (-0.5, "likely", True),
+        (0.5, "likely", False), (0.5, "possibly", True), (1.5, "possibly", False),
+    ]  # fmt: skip
+    conditions = [
+        f"click/logloss > {100 * (relative + shift * half):+.9f}% {how}" for shift, how, _ in cases
+    ]
+    gate = judge(runs[1], against=runs[0], fail_if=conditions, by="c1")
+    assert [verdict.holds for verdict in gate.verdicts] == [holds for *_, holds in cases]
+    assert gate.verdicts[0].value == pytest.approx(relative, rel=1e-3)
+    assert not gate.passes
+    assert gate.evaluation.metrics["click"]["logloss"] == pytest.approx(second.mean(), rel=1e-5)
+    # All intervals of slices hold together with 95% confidence.
+    alone = compare(runs, by="c1", report=lambda _: None).by["values"]
+    wider = stats.norm.ppf(1 - 0.025 / len(alone)) / stats.norm.ppf(0.975)
+    failed = {str(entry["value"]) for entry in gate.verdicts[3].slices["failed"]}
+    for entry, gated in zip(alone, gate.comparison.by["values"], strict=True):
+        a, b = (e["differences"][0]["click"]["logloss"] for e in (entry, gated))
+        if entry["examples"] >= 10:
+            assert b["high"] - b["low"] == pytest.approx(wider * (a["high"] - a["low"]))
+        base = gated["runs"][0]["metrics"]["click"]["logloss"]
+        worse = b["difference"] / base > relative + 0.5 * half
+        assert (str(entry["value"]) in failed) == worse
+
+
+def test_a_gate_that_fails_ends_with_status_1_and_the_reason(runs, capsys):
+    command = ["evaluate", f"--workdir={runs[1]}", "--json", "--fail-if=click/auc > 0.99"]
+    cli.run(command)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["gate"]["passed"]
+    assert "gate passes  click/auc > 0.99: 0." in err
+    with pytest.raises(cli.FailedCheckError, match="gate failed: click/auc < 0.99: 0.*fulfils it"):
+        cli.run([*command, "--fail-if=click/auc < 0.99", f"--against={runs[0]}"])
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert result["error"].startswith("the gate failed: click/auc < 0.99")
+    assert [c["passed"] for c in result["gate"]["conditions"]] == [True, False]
+    assert result["comparison"]["runs"][0]["metrics"]["click/auc"] > 0
+    assert "gate FAILS   click/auc < 0.99" in err
+    for flag, message in (
+        (f"--against={runs[1]}/.", "must name another run"),
+        ("--follow", "--fail-if must be used without --follow"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cli.run([*command, flag])
 
 
 def test_other_rows_are_rejected(runs, tmp_path, tiny_store):
