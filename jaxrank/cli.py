@@ -434,6 +434,24 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     settings.add_flags(parser)
 
 
+def _compare_data(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.data.drift import report as drift_report
+    from jaxrank.data.drift.compare import MEASURES, compare_data
+
+    limits = {name: getattr(args, f"max_{name}") for name in MEASURES}
+    result = compare_data(
+        args.old,
+        args.new,
+        old_split=args.old_split,
+        new_split=args.new_split,
+        hash_key_file=args.hash_key_file,
+        thresholds={name: limit for name, limit in limits.items() if limit is not None},
+        report=report,
+    )
+    report(drift_report.describe(result))
+    return drift_report.to_json(result)
+
+
 def _configs(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import shipped
 
@@ -496,6 +514,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "study": _study,
     "report": _report,
     "compare": _compare,
+    "compare-data": _compare_data,
     "selftest": _selftest,
     "configs": _configs,
     "launch": _launch,
@@ -503,7 +522,16 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
 # Verbs that use the model of a run as it was trained.
 _OF_RUNS = ("evaluate", "predict", "export", "report", "compare")
 # `study` and `selftest` leave the devices to other processes, which they start.
-_WITHOUT_DEVICES = ("prepare", "serve", "compile", "study", "selftest", "configs", "launch")
+_WITHOUT_DEVICES = (
+    "prepare",
+    "serve",
+    "compile",
+    "study",
+    "selftest",
+    "compare-data",
+    "configs",
+    "launch",
+)
 
 
 def run(argv: Sequence[str]) -> None:

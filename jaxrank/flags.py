@@ -19,6 +19,18 @@ BUNDLE_FLAGS: dict[str, Any] = {
 }
 
 
+# Of compare-data, by the name of the flag.
+_THRESHOLDS = {
+    "psi": "population stability index, such as 0.2",
+    "new": "share of ids that OLD does not have, such as 0.1",
+    "lost": "share of OLD's ids that NEW does not have",
+    "missing": "change of the share of missing values, such as 0.01",
+    "unknown": "change of the share of ids that the vocabulary lacks",
+    "mean": "shift of the mean of numbers, in deviations",
+    "length": "relative change of the mean length of lists",
+}
+
+
 class _Verb(NamedTuple):
     """Help text of a verb, function that adds its flags, and an example command."""
 
@@ -464,6 +476,31 @@ def _compare(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG or SVG of the curves")
 
 
+def _compare_data(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("old", metavar="OLD", help="a store")
+    sub.add_argument(
+        "new", metavar="NEW", help="a store, or Parquet or CSV files of scored requests"
+    )
+    for side in ("old", "new"):
+        sub.add_argument(
+            f"--{side}-split",
+            default="",
+            metavar="SPLIT",
+            help=f"split of {side.upper()}, or days of it; default: train",
+        )
+    sub.add_argument(
+        "--hash-key-file",
+        default="",
+        metavar="FILE",
+        help="the key of a store with keyed hashes, to compare it with requests",
+    )
+    group = sub.add_argument_group(
+        "thresholds", "the exit status is 1 if a feature exceeds one of them"
+    )
+    for name, what in _THRESHOLDS.items():
+        group.add_argument(f"--max-{name}", type=float, metavar="X", help=f"largest {what}")
+
+
 def _selftest(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--workdir",
@@ -544,6 +581,11 @@ _VERBS: Mapping[str, _Verb] = {
         "compare runs on the same validation rows, with intervals of the differences",
         _compare,
         "jaxrank compare /tmp/first /tmp/second --picture=/tmp/curves.png",
+    ),
+    "compare-data": _Verb(
+        "compare two days of data, or scored requests with a store, feature by feature",
+        _compare_data,
+        "jaxrank compare-data /data/day1 /data/day2 --max-psi=0.2 --max-missing=0.01",
     ),
     "selftest": _Verb(
         "check devices, network, file system and resuming on the machines at hand",

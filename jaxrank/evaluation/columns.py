@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from jaxrank import json_files
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.raw_numbers import raw_numbers
 from jaxrank.data.encode.times import DAY as DAY_SECONDS
 from jaxrank.data.encode.times import seconds
 from jaxrank.data.examples import Examples
@@ -169,21 +170,6 @@ def _dense_reader(
         return values if at is None else np.where(block.dense[:, at] > 0, np.nan, values)
 
     return take, _finish_numbers(title, buckets)
-
-
-def raw_numbers(stored: np.ndarray, feature: Dense) -> np.ndarray:
-    """Returns f64[n], the raw numbers of a stored column, to the precision of float32.
-
-    A missing number without an indicator reads as the mean of the feature.
-    """
-    values = stored.astype(np.float64) * feature.std + feature.mean
-    if feature.log:
-        values = np.copysign(np.expm1(np.abs(values)), values)
-    # Rounding hides the error of the transform, so that equal raw numbers stay equal.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        digits = 5 - np.floor(np.log10(np.maximum(np.abs(values), 1e-4 * feature.std)))
-        scale = 10.0 ** np.clip(digits, -300, 300)
-        return np.where(np.isfinite(scale), np.round(values * scale) / scale, values)
 
 
 def _take_kept(name: str) -> _Take:

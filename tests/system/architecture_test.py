@@ -37,7 +37,7 @@ DATA_FLOORS = (
     "synthetic",
     "sources",
     "store",
-    "prepare batches",
+    "prepare drift batches",
 )
 ENTRY = "__main__"  # above all floors
 

@@ -57,11 +57,7 @@ class QuantileSketch:
         Each boundary is the value with the number of smaller values nearest to k / buckets of the
         total. There are fewer boundaries if frequent values would make some of them equal.
         """
-        if self._exact is None:
-            bins = np.flatnonzero(self._bins)
-            starts, counts = _start_of(bins), self._bins[bins]
-        else:
-            starts, counts = self._exact
+        starts, counts = self._cells()
         below = (np.cumsum(counts) - counts)[1:]  # for every value except the smallest
         if not len(below):
             return np.zeros(0)
@@ -72,6 +68,38 @@ class QuantileSketch:
         left = np.maximum(right - 1, 0)
         nearest = np.where(wanted - reached[left] <= reached[right] - wanted, left, right)
         return starts[1:][np.unique(nearest)].astype(np.float64)
+
+    @property
+    def is_exact(self) -> bool:
+        """Returns True if all different values are counted exactly."""
+        return self._exact is not None
+
+    @property
+    def range(self) -> tuple[float, ...]:
+        """Returns the smallest and the largest value, or () without values."""
+        starts, _ = self._cells()
+        return (float(starts[0]), float(starts[-1])) if len(starts) else ()
+
+    def rounded(self) -> "QuantileSketch":
+        """Returns the sketch with bins only, to be compared with one that is not exact."""
+        sketch = QuantileSketch()
+        sketch._bins, sketch._exact = self._bins, None
+        return sketch
+
+    def bucket_counts(self, boundaries: np.ndarray) -> np.ndarray:
+        """Returns i64[boundaries + 1], the number of values in each bucket; see `boundaries`."""
+        starts, counts = self._cells()
+        buckets = np.searchsorted(boundaries, starts.astype(np.float64), side="right")
+        result = np.zeros(len(boundaries) + 1, np.int64)
+        np.add.at(result, buckets, counts)
+        return result
+
+    def _cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the values that occur, or the starts of their bins, and the count of each."""
+        if self._exact is not None:
+            return self._exact
+        bins = np.flatnonzero(self._bins)
+        return _start_of(bins), self._bins[bins]
 
     def to_state(self) -> dict[str, Any]:
         """Returns a JSON-able state for `from_state`."""

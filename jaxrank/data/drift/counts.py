@@ -1,0 +1,75 @@
+"""Counts the values of each feature in one pass, in memory that does not grow with the data."""
+
+import numpy as np
+
+from jaxrank.data.drift.sides import Side
+from jaxrank.data.encode.raw_numbers import raw_numbers
+from jaxrank.data.examples import Examples
+from jaxrank.data.statistics.quantiles import QuantileSketch
+from jaxrank.features import PAD, Schema
+
+_MOST_ROWS = 1 << 22  # rows that are counted separately. Larger tables share counts
+
+
+class Counts:
+    """Counts of one side.
+
+    Attributes:
+        rows: number of examples.
+        numbers: a sketch of the raw numbers of each dense feature, by name. Missing ones that have
+            an indicator are left out.
+        ids: i64[rows of the table] of each categorical and ragged feature, by name. A row above
+            4,194,304 is counted at its remainder.
+    """
+
+    def __init__(self, schema: Schema):
+        self._schema = schema
+        names = [f.name for f in schema.dense]
+        self._indicators = {
+            i: names.index(f"{name}:missing")
+            for i, name in enumerate(names)
+            if f"{name}:missing" in names
+        }
+        skipped = set(self._indicators.values())
+        self._dense = [i for i in range(len(names)) if i not in skipped]
+        self.rows = 0
+        self.numbers = {names[i]: QuantileSketch() for i in self._dense}
+        features = [f.name for f in schema.categorical] + [f.name for f in schema.ragged]
+        self.ids = {name: np.zeros(0, np.int64) for name in features}
+
+    @classmethod
+    def of(cls, side: Side) -> "Counts":
+        """Reads all examples of a side."""
+        counts = cls(side.schema)
+        for block in side.blocks():
+            counts.add(block)
+        return counts
+
+    def add(self, block: Examples) -> None:
+        self.rows += block.rows
+        schema = self._schema
+        for i in self._dense:
+            values = raw_numbers(block.dense[:, i], schema.dense[i])
+            if i in self._indicators:
+                values = values[block.dense[:, self._indicators[i]] == 0]
+            self.numbers[schema.dense[i].name].add(values)
+        start = 0
+        for feature in schema.categorical:
+            self._add_ids(feature.name, block.ids[:, start : start + feature.length])
+            start += feature.length
+        owner = np.repeat(
+            np.tile(np.arange(len(schema.ragged)), block.rows), block.list_lengths.reshape(-1)
+        )
+        for i, ragged in enumerate(schema.ragged):
+            self._add_ids(ragged.name, block.list_values[owner == i])
+
+    def _add_ids(self, name: str, rows: np.ndarray) -> None:
+        present = rows[rows != PAD].astype(np.int64) % _MOST_ROWS
+        if not len(present):
+            return
+        distinct, counts = np.unique(present, return_counts=True)
+        stored = self.ids[name]
+        if distinct[-1] >= len(stored):
+            size = max(int(distinct[-1]) + 1, min(2 * len(stored), _MOST_ROWS))
+            stored = self.ids[name] = np.pad(stored, (0, size - len(stored)))
+        stored[distinct] += counts

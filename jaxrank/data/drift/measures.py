@@ -1,0 +1,219 @@
+"""Measures how far the data of one side has moved from that of another, feature by feature."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from jaxrank.data.drift.counts import Counts
+from jaxrank.data.drift.sides import Side
+from jaxrank.data.encode.raw_numbers import raw_numbers
+from jaxrank.features import MISSING_ROW, RESERVED_ROWS, UNKNOWN_ROW, Dense, Table
+
+_BUCKETS = 10  # of numbers
+_FREQUENT = 20  # ids that have a category each
+_PRIOR = 0.5  # added to each count, so that an empty category is finite
+
+Pair = tuple[float, float]  # of the old and the new side
+
+
+class Measures(NamedTuple):
+    """The changes of one feature. None where a feature has no such number.
+
+    kind: "dense", "categorical" or "ragged".
+    psi: population stability index, sum((q - p) log(q / p)) over categories with the old share p
+        and the new share q. Numbers have ten buckets with equal old shares and one of missing
+        values. Ids have the 20 most frequent old ones, all other old ones, those that only the new
+        side has, unknown and missing ones.
+    new: share of the new side's ids that do not occur on the old side.
+    lost: share of the old side's ids that do not occur on the new side.
+    missing: shares of missing numbers or ids, or of empty lists.
+    unknown: shares of ids that the vocabulary of a side lacks. They are neither new nor lost.
+    mean: of the raw numbers, or of the lengths of lists.
+    shift: of the mean, in deviations of the old numbers or as a fraction of the old length.
+    note: why something is absent.
+    """
+
+    name: str
+    kind: str
+    psi: float | None = None
+    new: float | None = None
+    lost: float | None = None
+    missing: Pair | None = None
+    unknown: Pair | None = None
+    mean: Pair | None = None
+    shift: float | None = None
+    note: str = ""
+
+
+def measure(
+    sides: tuple[Side, Side], counts: tuple[Counts, Counts], statistics: tuple[Any, Any]
+) -> list[Measures]:
+    """Measures each feature that both sides have, and notes the others.
+
+    Args:
+        statistics: of both sides, see `Side.statistics`.
+    """
+    old, new = sides
+    rows = counts[0].rows, counts[1].rows
+    results = []
+    for kind in ("dense", "categorical", "ragged"):
+        features = [{f.name: f for f in getattr(side.schema, kind)} for side in sides]
+        names = [n for n in dict.fromkeys([*features[0], *features[1]])]
+        for name in names:
+            if kind == "dense" and not any(name in c.numbers for c in counts):
+                continue  # the indicator of another feature
+            columns = [s[kind].get(name) for s in statistics]
+            if any(name not in f for f in features) or None in columns:
+                where = old.path if name not in features[0] else new.path
+                results.append(Measures(name, kind, note=f"absent in {where}"))
+            elif kind == "dense":
+                pair = features[0][name], features[1][name]
+                results.append(_of_numbers(name, pair, counts, columns, rows))
+            else:
+                result = _of_ids(name, kind, sides, counts, columns)
+                results.append(_of_lists(result, columns, rows) if kind == "ragged" else result)
+    return results
+
+
+def _of_numbers(
+    name: str,
+    features: tuple[Dense, Dense],
+    counts: tuple[Counts, Counts],
+    columns: list[Mapping[str, Any]],
+    rows: tuple[int, int],
+) -> Measures:
+    missing = tuple(int(column["missing"]) for column in columns)
+    sketches = [c.numbers[name] for c in counts]
+    if not all(sketch.is_exact for sketch in sketches):
+        sketches = [sketch.rounded() for sketch in sketches]
+    edges = sketches[0].boundaries(_BUCKETS)
+    if not len(edges):  # one old value: others are below or above it
+        (value,) = sketches[0].range[:1] or (0.0,)
+        edges = np.array([value, np.nextafter(np.float32(value), np.float32(np.inf))], np.float64)
+    categories = []
+    for sketch, feature, absent, total in zip(sketches, features, missing, rows, strict=True):
+        buckets = sketch.bucket_counts(edges)
+        if buckets.sum() == total and absent:
+            # Missing numbers without an indicator are stored as the mean.
+            at = np.searchsorted(edges, raw_numbers(np.zeros(1), feature), side="right")
+            buckets[at] -= absent
+        categories.append(np.append(buckets, absent))
+    means = [column["mean"] for column in columns]
+    is_known = None not in means
+    return Measures(
+        name,
+        "dense",
+        psi=psi(*categories),
+        missing=_shares(missing, rows),
+        mean=(means[0], means[1]) if is_known else None,
+        shift=_shift(means[0], means[1], columns[0]["std"]) if is_known else None,
+    )
+
+
+def _of_ids(
+    name: str,
+    kind: str,
+    sides: tuple[Side, Side],
+    counts: tuple[Counts, Counts],
+    columns: list[Mapping[str, Any]],
+) -> Measures:
+    tables = [_table(side, kind, name) for side in sides]
+    absent = [int(column.get("missing", 0)) for column in columns]
+    total = [int(column["ids"]) for column in columns]
+    there = [t - a for t, a in zip(total, absent, strict=True)]
+    reserved = 0 if tables[0].encoding == "integer" else RESERVED_ROWS
+    unknown = [int(column["unknown"]) for column in columns]
+    result = Measures(
+        name,
+        kind,
+        missing=_shares(absent, total),
+        unknown=_shares(unknown, there) if tables[0].encoding == "vocabulary" else None,
+    )
+    mapped = _mapped(tables, sides, counts[1].ids[name])
+    if isinstance(mapped, str):
+        return result._replace(note=mapped)
+    after, only_new = mapped
+    size = max(len(counts[0].ids[name]), len(after))
+    before, after = (np.pad(c, (0, size - len(c))) for c in (counts[0].ids[name], after))
+    known = [c[reserved:] for c in (before, after)]
+    frequent = np.argsort(-known[0], kind="stable")[:_FREQUENT]
+    frequent = frequent[known[0][frequent] > 0]
+    occurs = known[0] > 0
+    categories = []
+    for side, extra in ((0, 0), (1, only_new)):
+        few = known[side][frequent]
+        others = known[side][occurs].sum() - few.sum()
+        fresh = known[side][~occurs].sum() + extra
+        categories.append(np.array([*few, others, fresh, unknown[side], absent[side]], np.float64))
+    fresh = known[1][~occurs].sum() + only_new
+    gone = known[0][known[1] == 0].sum()
+    return result._replace(
+        psi=psi(*categories),
+        new=float(fresh / max(known[1].sum() + only_new, 1)),
+        lost=float(gone / max(known[0].sum(), 1)),
+    )
+
+
+def _mapped(
+    tables: list[Table], sides: tuple[Side, Side], counts: np.ndarray
+) -> tuple[np.ndarray, int] | str:
+    """Returns the new counts by the old table's rows, and the count of ids that it lacks.
+
+    Rows that are unrelated give the reason as text.
+    """
+    old, new = tables
+    if old.encoding != new.encoding:
+        return f"its encoding is {new.encoding}, was {old.encoding}"
+    if old == new or old.encoding == "integer":
+        return counts, 0
+    if old.encoding != "vocabulary":
+        what = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
+        return f"its {what} differ, so its ids cannot be compared"
+    row = pc.index_in(sides[1].values(new.name), value_set=sides[0].values(old.name))
+    present = counts[RESERVED_ROWS:]
+    row = row.fill_null(-1).to_numpy()[: len(present)]
+    result = np.zeros(old.rows, np.int64)
+    for reserved in (MISSING_ROW, UNKNOWN_ROW):
+        result[reserved] = counts[reserved] if len(counts) > reserved else 0
+    np.add.at(result, RESERVED_ROWS + row[row >= 0], present[: len(row)][row >= 0])
+    return result, int(present[: len(row)][row < 0].sum())
+
+
+def _table(side: Side, kind: str, name: str) -> Table:
+    feature = next(f for f in getattr(side.schema, kind) if f.name == name)
+    return next(t for t in side.schema.tables if t.name == feature.table)
+
+
+def _of_lists(
+    result: Measures, columns: list[Mapping[str, Any]], rows: tuple[int, int]
+) -> Measures:
+    lengths = [float(column["mean"] or 0) for column in columns]
+    return result._replace(
+        missing=_shares([int(column["empty"]) for column in columns], rows),
+        mean=(lengths[0], lengths[1]),
+        shift=_shift(lengths[0], lengths[1], lengths[0]),
+    )
+
+
+def psi(old: np.ndarray, new: np.ndarray) -> float:
+    """Returns the population stability index of counts of the same categories, each [k]."""
+    used = (old > 0) | (new > 0)
+    if not old.sum() or not new.sum() or not used.any():
+        return 0.0 if old.sum() == new.sum() else math.inf
+    p, q = ((c[used] + _PRIOR) / (c[used] + _PRIOR).sum() for c in (old, new))
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def _shares(parts: Any, totals: Any) -> Pair:
+    old, new = (part / max(total, 1) for part, total in zip(parts, totals, strict=True))
+    return float(old), float(new)
+
+
+def _shift(old: float, new: float, unit: float) -> float:
+    """Returns the change in units. Without a unit any change is infinite."""
+    if old == new:
+        return 0.0
+    return (new - old) / unit if unit else math.copysign(math.inf, new - old)

@@ -1,0 +1,168 @@
+"""The two sides of a comparison of data: a split of a store, or a log of raw values."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jaxrank.data import keyed_hash
+from jaxrank.data.encode.derive import derive
+from jaxrank.data.encode.encoder import Encoder
+from jaxrank.data.examples import Examples
+from jaxrank.data.files import is_local, path_of
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources.registry import make_source
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.resolve import resolve_again
+from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.statistics.vocabulary import Vocabulary
+from jaxrank.data.store.reader import Store, is_store, open_store
+from jaxrank.errors import InputError
+from jaxrank.features import Schema
+
+_TRAIN = "train"
+_LOG = "log"  # name of the split of a log
+
+
+class Side(NamedTuple):
+    """Data to compare.
+
+    blocks: reads all examples. It is called once.
+    statistics: as in a manifest; see `Statistics.summary`. Of a log only after all blocks.
+    values: returns the vocabulary of a table, without reserved rows.
+    """
+
+    path: str
+    schema: Schema
+    hash_key: str
+    blocks: Callable[[], Iterator[Examples]]
+    statistics: Callable[[], Mapping[str, Any]]
+    values: Callable[[str], pa.ChunkedArray]
+
+
+def open_side(path: str, split: str, flag: str) -> tuple[Side, Store]:
+    """Opens a split of a store.
+
+    Args:
+        split: its name. Empty: "train", or the only one.
+        flag: of the split, for messages.
+
+    Raises:
+        InputError: there is no such store or split.
+    """
+    store = open_store(path)
+    kinds = {name.partition("/")[0] for name in store.splits}
+    if not split and _TRAIN not in kinds and len(kinds) > 1:
+        raise InputError(f"{flag}: must name a split of {path}: found none, of {sorted(kinds)}.")
+    chosen = store.split(split or (_TRAIN if _TRAIN in kinds else min(kinds)), flag)
+    side = Side(
+        path=str(chosen.path),
+        schema=store.schema,
+        hash_key=store.spec.hash_key,
+        blocks=chosen.blocks,
+        statistics=lambda: chosen.statistics,
+        values=store.values,
+    )
+    return side, store
+
+
+def is_log(path: str) -> bool:
+    """Returns True if a path names files of raw values and no store."""
+    return _kind_of(path) != "" and not is_store(path)
+
+
+def _kind_of(path: str) -> str:
+    name = path.lower()
+    if ".parquet" in name:
+        return "parquet"
+    if ".csv" in name or ".tsv" in name:
+        return "csv"
+    is_folder = is_local(path) and path_of(path).is_dir()
+    return "parquet" if is_folder and any(path_of(path).glob("*.parquet")) else ""
+
+
+def log_side(path: str, store: Store, hash_key_file: str) -> Side:
+    """Reads a log of raw values as `prepare` would with the encoders of a store.
+
+    Labels and kept columns are not read. Values that the vocabularies lack are unknown.
+
+    Args:
+        path: Parquet or CSV files: a path, URL, directory or glob.
+        hash_key_file: the key of a store with keyed hashes. Empty: none.
+
+    Raises:
+        InputError: a column of a feature is absent, or the key is another one.
+    """
+    key = keyed_hash.read_key(hash_key_file) if hash_key_file else None
+    if (keyed_hash.fingerprint(key) if key else "") != store.spec.hash_key:
+        raise InputError(
+            f"--hash-key-file: must be the key that {store.path} was prepared with, if there was"
+            f" one: found {hash_key_file or 'none'}."
+        )
+    spec = feature_spec(store.spec.features)
+    features = dataclasses.replace(
+        resolve_again(spec, store.schema, store.schema).without_labels(),
+        keep=(), time="", group="", by_day=False,
+    )  # fmt: skip
+    statistics = Statistics(features)
+    encoder = Encoder(
+        features,
+        {
+            t.name: Vocabulary(*_vocabulary(store, t.name))
+            for t in store.schema.tables
+            if t.encoding == "vocabulary"
+        },
+        {name: (mean, std) for name, (mean, std) in store.spec.transforms.items()},
+        statistics,
+        boundaries={name: np.asarray(b, np.float64) for name, b in store.spec.boundaries.items()},
+        pseudonymise=keyed_hash.pseudonymise(key) if key else None,
+    )
+    section = _section(path, store.spec.source)
+    return Side(
+        path=path,
+        schema=store.schema,
+        hash_key=store.spec.hash_key,
+        blocks=lambda: _encoded(section, features, encoder),
+        statistics=statistics.summary,
+        values=store.values,
+    )
+
+
+def _vocabulary(store: Store, table: str) -> tuple[pa.Array, np.ndarray]:
+    values, counts = store.vocabulary(table)
+    return pa.array(values, pa.string()), counts
+
+
+def _section(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a section `source` that reads a log, as text is delimited in the store's source."""
+    kind = _kind_of(path)
+    section = dict(source) if source.get("kind") == kind else {"kind": kind}
+    if kind == "csv" and ".tsv" in path.lower():
+        section.setdefault("delimiter", "\t")
+    return section | {"files": {_LOG: path}}
+
+
+def _encoded(
+    section: Mapping[str, Any], features: FeatureSpec, encoder: Encoder
+) -> Iterator[Examples]:
+    source = make_source(section, features.named)
+    columns = source.columns(_LOG)
+    derived = {entry.name for entry in features.derived}
+    needed = [e.column for e in features.dense] + [e.name for e in features.categorical]
+    needed += [n for e in features.ragged for n in (e.name, e.weights) if n]
+    needed += [name for entry in features.derived for name in entry.columns]
+    for name in needed:
+        if name not in columns and name not in derived:
+            raise InputError(
+                f"{section['files'][_LOG]}: must have the column {name!r}, which a feature of the"
+                f" store reads: found the columns {columns}."
+            )
+    rejects = Rejects()
+    for part in source.parts(_LOG):
+        for chunk in source.chunks(part, rejects):
+            if features.derived:
+                chunk = derive(features.derived, chunk, features.time_format)
+            yield encoder.encode(chunk)

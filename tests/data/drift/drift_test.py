@@ -1,0 +1,230 @@
+"""Tests of the comparison of data against counts of the raw values."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from jaxrank import cli
+from jaxrank.data.drift import counts as drift_counts
+from jaxrank.data.drift.compare import compare_data
+from jaxrank.data.drift.measures import psi
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.errors import InputError
+from jaxrank.features import PAD, Categorical, Schema
+
+ROWS = 3000
+KEY = b"0123456789abcdef0123456789abcdef"
+FEATURES = dict(
+    tasks=[dict(name="click", label="click")],
+    derived=[dict(name="hour", kind="hour", columns="time")],
+    dense=[
+        dict(columns="price", log=True, standardize=True),
+        dict(columns="age", standardize=True, missing_indicator=True),
+    ],
+    categorical=[
+        dict(columns="ad", encoding="vocabulary", min_count=2),
+        dict(columns="hour", encoding="integer", rows=24),
+        dict(columns="city", encoding="hash", rows=1000),
+    ],
+    ragged=[dict(columns="tags", encoding="vocabulary", separator=" ")],
+    time="time",
+)
+
+
+def with_missing(values, missing):
+    return [None if m else v for v, m in zip(values, missing, strict=True)]
+
+
+def raw(day):
+    """Returns the raw columns of a day. Ads and prices move, and the second has more missing."""
+    r = np.random.default_rng(day)
+    ads = r.zipf(1.3, ROWS).clip(max=60) + 20 * day
+    price = r.lognormal(day / 2, 1, ROWS).round(2)
+    tags = [" ".join(f"t{t}" for t in r.integers(5 + day, size=r.poisson(1 + day))) for _ in ads]
+    return {
+        "time": [f"2024-05-0{1 + day}T{h:02}:00:00" for h in r.integers(12 * day, 24, ROWS)],
+        "ad": [f"a{a}" for a in ads],
+        "city": [f"c{c}" for c in r.integers(30, size=ROWS)],
+        "price": with_missing(price, r.random(ROWS) < 0.05 + 0.2 * day),
+        "age": with_missing(r.normal(40, 9, ROWS), r.random(ROWS) < 0.3),
+        "tags": tags,
+        "click": r.integers(2, size=ROWS),
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The raw columns and the stores of two days."""
+    folder = tmp_path_factory.mktemp("drift")
+    days, stores = [raw(0), raw(1)], []
+    for day, columns in enumerate(days):
+        file = folder / f"{day}.parquet"
+        pq.write_table(pa.table(columns), file)
+        source = dict(kind="parquet", files=dict(train=str(file)))
+        before = dict(vocabularies=stores[-1]) if stores else {}
+        path = str(folder / f"store{day}")
+        prepare(FEATURES, source, path, block_size=512, report=lambda _: None, **before)
+        stores.append(path)
+    return days, stores, folder
+
+
+def compared(*args, **options):
+    result = compare_data(*args, **options, report=lambda _: None)
+    return result, {m.name: m for m in result.features}
+
+
+def shares(old, new):
+    """Returns the shares of new and of lost ids by the raw values that both stores know."""
+    return (
+        sum(n for v, n in new.items() if v not in old) / new.total(),
+        sum(n for v, n in old.items() if v not in new) / old.total(),
+    )
+
+
+def test_measures_are_those_of_the_raw_values(data):
+    days, stores, _ = data
+    result, by_name = compared(*stores)
+    ads = [Counter(day["ad"]) for day in days]
+    # The first store does not know ids that occurred once. The second does if the first had them.
+    known = [Counter({a: n for a, n in ads[0].items() if n > 1})]
+    known.append(Counter({a: n for a, n in ads[1].items() if n + ads[0][a] > 1}))
+    ad = by_name["ad"]
+    assert (ad.new, ad.lost) == pytest.approx(shares(*known))
+    lacking = [1 - k.total() / ROWS for k in known]
+    assert ad.unknown == pytest.approx(lacking)
+    frequent = sorted(known[0], key=lambda a: (-known[0][a], a))[:20]
+    parts = [[k[a] for a in frequent] for k in known]
+    others = [sum(n for a, n in k.items() if a in known[0] and a not in frequent) for k in known]
+    only_new = [0, sum(n for a, n in known[1].items() if a not in known[0])]
+    rest = zip(others, only_new, (round(s * ROWS) for s in lacking), strict=True)
+    tables = [np.array([*p, *r, 0.0]) for p, r in zip(parts, rest, strict=True)]
+    assert ad.psi == pytest.approx(psi(*tables))
+    tags = [Counter(t for cell in day["tags"] for t in cell.split()) for day in days]
+    assert (by_name["tags"].new, by_name["tags"].lost) == pytest.approx(shares(*tags))
+    lengths = [np.mean([len(cell.split()) for cell in day["tags"]]) for day in days]
+    assert by_name["tags"].mean == pytest.approx(lengths)
+    assert by_name["tags"].shift == pytest.approx(lengths[1] / lengths[0] - 1)
+    assert by_name["tags"].missing == pytest.approx(
+        [np.mean([not cell for cell in day["tags"]]) for day in days]
+    )
+    for name in ("price", "age"):
+        columns = [np.array(day[name], float) for day in days]
+        m = by_name[name]
+        assert m.missing == pytest.approx([np.isnan(c).mean() for c in columns])
+        assert m.mean == pytest.approx([np.nanmean(c) for c in columns])
+        assert m.shift == pytest.approx((m.mean[1] - m.mean[0]) / np.nanstd(columns[0]))
+        edges = np.nanquantile(columns[0], np.arange(1, 10) / 10)
+        tables = [
+            [*np.bincount(np.searchsorted(edges, c[~np.isnan(c)]), minlength=10), np.isnan(c).sum()]
+            for c in columns
+        ]
+        assert m.psi == pytest.approx(psi(*map(np.array, tables)), abs=5e-4, rel=0.01)
+    assert by_name["hour"].lost == pytest.approx(
+        np.mean([int(t[11:13]) < 12 for t in days[0]["time"]])
+    )
+    assert by_name["city"].psi < 0.02
+    assert [m.psi for m in result.features] == sorted(
+        (m.psi for m in result.features), reverse=True
+    )
+
+
+def test_the_index_of_known_counts():
+    p, q = np.array([0.25, 0.75]), np.array([0.5, 0.5])
+    index = psi(p * 1e9, q * 1e9)
+    assert index == pytest.approx(0.25 * np.log(2) - 0.25 * np.log(2 / 3))
+    assert psi(p, p) == 0
+    assert np.isfinite(psi(np.array([5, 0]), np.array([0, 5])))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_log_of_the_same_requests_has_no_skew_and_a_changed_one_has(data, kind):
+    days, stores, folder = data
+    columns = {name: values for name, values in days[0].items() if name != "click"}
+    file = folder / f"log.{kind}"
+
+    def write(changed):
+        table = pa.table(columns | changed)
+        pq.write_table(table, file) if kind == "parquet" else pyarrow.csv.write_csv(table, file)
+
+    write({})
+    result, by_name = compared(stores[0], str(file))
+    for m in by_name.values():
+        assert m.psi == pytest.approx(0, abs=1e-9), m
+        assert m.new in (0, None)
+        assert m.missing[0] == m.missing[1]
+    assert not result.exceeded
+    price = [None if p is None else 100 * p for p in days[0]["price"]]
+    write({"price": price, "ad": [a.upper() for a in days[0]["ad"]]})
+    limits = dict(psi=0.2, unknown=0.05, mean=0.5, new=0.0, length=0.0)
+    result, by_name = compared(stores[0], str(file), thresholds=limits)
+    assert result.exceeded == {"price": ["psi", "mean"], "ad": ["psi", "unknown"]}
+    assert [m.name for m in result.features][:2] == ["ad", "price"]
+    assert by_name["ad"].unknown[1] == 1
+
+
+def test_a_threshold_ends_with_status_1_and_the_worst_first(data, capsys):
+    _, stores, _ = data
+    cli.run(["compare-data", *stores, "--max-psi=100", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["features"][0]["exceeds"] == []
+    with pytest.raises(cli.FailedCheckError, match=r"more than a threshold: tags \(length\)"):
+        cli.run(["compare-data", *stores, "--max-length=0.5", "--json"])
+    out, err = capsys.readouterr()
+    first = json.loads(out)["features"][0]
+    assert (first["name"], first["exceeds"]) == ("tags", ["length"])
+    table = [line.split()[0] for line in err.splitlines()[4:]]
+    assert table[:2] == ["feature", "tags"]
+    assert "EXCEEDS length" in err
+
+
+def test_what_cannot_be_compared_is_named(data, tmp_path):
+    days, stores, folder = data
+    pq.write_table(pa.table({"ad": ["a1"], "price": [1.0]}), tmp_path / "log.parquet")
+    key = tmp_path / "key"
+    key.write_bytes(KEY)
+    changed = {**FEATURES, "categorical": [dict(columns="city", encoding="hash", rows=500)]}
+    source = dict(
+        kind="parquet", files=dict(a=str(folder / "0.parquet"), b=str(folder / "1.parquet"))
+    )
+    prepare(
+        {**changed, "dense": [], "ragged": [], "derived": []}, source, tmp_path / "other",
+        report=lambda _: None,
+    )  # fmt: skip
+    _, by_name = compared(stores[0], str(tmp_path / "other"), new_split="a")
+    assert by_name["city"].psi is None
+    assert by_name["city"].note.startswith("its number or salt of hashed rows differ")
+    assert by_name["price"].note == f"absent in {tmp_path / 'other' / 'a'}"
+    for args, options, message in (
+        (
+            (stores[0], str(tmp_path / "log.parquet")),
+            {},
+            r"log.parquet: must have the column 'age'",
+        ),
+        ((stores[0], str(tmp_path / "no")), {}, "no such store"),
+        ((stores[0], str(tmp_path / "other")), {}, r"--new-split: must name .* \['a', 'b'\]"),
+        (stores, dict(old_split="valid"), r"--old-split: must be a split of .*found 'valid'"),
+        (stores, dict(thresholds=dict(psi=-1.0)), "--max-psi: must be .* found -1.0"),
+        (stores, dict(hash_key_file=str(key)), "--hash-key-file: must be used with a log"),
+        (
+            (stores[0], str(folder / "1.parquet")),
+            dict(hash_key_file=str(key)),
+            "--hash-key-file: must be the key that .* found .*key",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            compared(*args, **options)
+
+
+def test_large_tables_are_counted_in_bounded_memory():
+    schema = Schema((), (), (Categorical("id", "id"),), (), ())
+    counts = drift_counts.Counts(schema)
+    rows = np.array([1, 2**31 - 2, 1, PAD], np.int32)
+    counts._add_ids("id", rows)
+    assert len(counts.ids["id"]) <= drift_counts._MOST_ROWS
+    assert counts.ids["id"].sum() == 3
+    assert counts.ids["id"][1] == 2
