@@ -74,13 +74,21 @@ def from_scratch(root: Path, day: int, window: int) -> float:
     return json_files.read(folder / "score.json")["metrics"]["click/logloss"]
 
 
-def compare(root: Path, days: int, window: int, every: int) -> list[dict[str, Any]]:
-    """Runs all chains, and returns a line of numbers for each day, which it prints."""
+def compare(
+    root: Path, days: int, *, window: int = 7, every: int = 10, rows: int = generate.ROWS
+) -> list[dict[str, Any]]:
+    """Runs all chains, and returns a line of numbers for each day, which it prints.
+
+    Args:
+        window: days that a model from scratch is trained on.
+        every: days between models from scratch.
+        rows: examples of a day.
+    """
     evicting = daily.Chain(root, "evicting")
     growing = daily.Chain(root, "growing", WITHOUT_EVICTION)
     lines = []
     for day in range(days):
-        generate.write(root, day)
+        generate.write(root, day, rows)
         states = [run_day(chain, day) for chain in (evicting, growing)]
         line = {"day": day, **states[0], "rows_growing": states[1]["rows"]}
         if day:
@@ -151,8 +159,10 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=60, help="number of days")
     parser.add_argument("--window", type=int, default=7, help="days of training from scratch")
     parser.add_argument("--every", type=int, default=10, help="days between models from scratch")
+    parser.add_argument("--rows", type=int, default=generate.ROWS, help="examples of a day")
     args = parser.parse_args()
-    print(summary(compare(args.root, args.days, args.window, args.every)))
+    options = {name: getattr(args, name) for name in ("window", "every", "rows")}
+    print(summary(compare(args.root, args.days, **options)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Runs examples/daily for a few small days, with and without kills."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from checkout import ROOT
+from sharing import share_programs
+
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.evaluation.evaluate import open_run
+
+DAYS, ROWS = 4, 1500
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The modules of the example, by their names in its folder."""
+    folder, names = str(ROOT / "examples" / "daily"), ("generate", "day", "run")
+    sys.path.insert(0, folder)
+    try:
+        yield {name: __import__(name) for name in names}
+    finally:
+        sys.path.remove(folder)
+        for name in names:
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def finished(example, tmp_path_factory, _programs):
+    """The folder of a few days, and their numbers."""
+    root = tmp_path_factory.mktemp("daily")
+    with pytest.MonkeyPatch.context() as patch:
+        share_programs(patch, _programs)
+        lines = example["run"].compare(root, DAYS, window=2, every=3, rows=ROWS)
+    return root, lines
+
+
+def test_days_are_scored_before_they_are_trained_on_and_models_replace_others(example, finished):
+    root, lines = finished
+    assert [line["day"] for line in lines] == list(range(DAYS))
+    last = lines[-1]
+    assert last["best"] < last["logloss"] < last["constant"]
+    assert last["logloss"] == pytest.approx(last["logloss_growing"], rel=0.01)
+    assert last["scratch"] == pytest.approx(last["logloss"], rel=0.2)
+    assert "next-day logloss, days 2 to 3: 0." in example["run"].summary(lines)
+    chain = example["day"].Chain(root, "evicting")
+    assert chain.production.resolve() == chain.run(DAYS - 2)
+    gate = json.loads(chain.scores(DAYS - 1).read_text())
+    assert gate["cluster"]["column"] == "user"
+    assert [run["workdir"] for run in gate["comparison"]["runs"]] == [
+        str(chain.run(DAYS - 3)),
+        str(chain.run(DAYS - 2)),
+    ]
+
+
+def test_a_failed_gate_leaves_the_model_in_production(example, tmp_path):
+    chain = example["day"].Chain(tmp_path, "chain")
+    passed, failed = {"gate": {"passed": True}}, {"gate": {"passed": False}}
+    for day in range(3):
+        chain.run(day).mkdir(parents=True)
+    for day, verdict, expected in ((1, {}, 0), (2, failed, 0), (3, passed, 2)):
+        example["day"].promote(chain, day, verdict)
+        assert chain.production.resolve() == chain.run(expected)
+
+
+@pytest.mark.usefixtures("shared_programs")
+def test_days_that_were_killed_and_run_again_have_the_same_bits(example, finished, monkeypatch):
+    """Kills each command of two days before it starts, and one while it saves its checkpoint."""
+    (root, _), day = finished, example["day"]
+    chain, command = day.Chain(root, "killed"), day.jaxrank
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    for number, at in enumerate((("prepare", "train"), ("prepare", "evaluate", "save"))):
+        for name in at:
+            with monkeypatch.context() as patch:
+                if name == "save":
+                    patch.setattr(Checkpoints, "save", killed)
+                else:
+                    patch.setattr(
+                        day,
+                        "jaxrank",
+                        lambda *argv, name=name: (killed if argv[0] == name else command)(*argv),
+                    )
+                with pytest.raises(KeyboardInterrupt):
+                    day.run_day(chain, number)
+        day.run_day(chain, number)
+    whole = day.Chain(root, "evicting")
+    first, second = (
+        open_run(str(c.run(1)), data=str(c.store(1)), split="train") for c in (whole, chain)
+    )
+    step = first.checkpoints.step()
+    states = [jax.device_get(run.weights(step)) for run in (first, second)]
+    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(a, b)
+    scores = [json.loads(c.scores(1).read_text())["metrics"] for c in (whole, chain)]
+    assert scores[0] == scores[1]
