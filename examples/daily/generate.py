@@ -18,7 +18,7 @@ FIRST_DAY = np.datetime64("2024-05-01")
 ROWS = 6_000  # per day
 BORN = {"ad": 15, "user": 20}  # per day
 LIFE = {"ad": 12.0, "user": 25.0}  # mean days
-_LONGEST = 8  # lives are cut at so many times the mean
+_LONGEST = 8  # maximum of a life, in mean lives
 
 
 def name_of(day: int) -> str:

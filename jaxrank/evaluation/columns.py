@@ -63,7 +63,8 @@ def read_columns(store: Store, split: Split, names: Sequence[str], flag: str) ->
     Raises:
         InputError: a column is absent, or holds lists.
     """
-    readers = [_reader(store, split, name, flag) for name in names]
+    kept = _kept(split)
+    readers = [_reader(store, split, kept, name, flag) for name in names]
     parts: list[list[Any]] = [[] for _ in readers]
     for block in split.blocks():
         for (take, _), taken in zip(readers, parts, strict=True):
@@ -99,8 +100,9 @@ def _kept(split: Split) -> list[str]:
     return [] if first is None or first.kept is None else first.kept.schema.names
 
 
-def _reader(store: Store, split: Split, name: str, flag: str) -> tuple[_Take, _Finish]:
-    kept = _kept(split)
+def _reader(
+    store: Store, split: Split, kept: Sequence[str], name: str, flag: str
+) -> tuple[_Take, _Finish]:
     if name in kept:
         return _take_kept(name), lambda parts: _distinct(name, parts, flag)
     by_name = _feature_reader(store, name, _BUCKETS)
@@ -260,7 +262,7 @@ def _finish_times(name: str) -> _Finish:
 
 
 def _ids(name: str, rows: np.ndarray, store: Store, table: Table) -> Column:
-    """Returns the raw values of rows i32[n, length]. Those of several ids are joined."""
+    """Returns the raw values of rows i32[n, length]. Several values per example are joined."""
     distinct, code = np.unique(rows, axis=0, return_inverse=True)
     values_of = _values(np.unique(distinct), store, table)
     if distinct.shape[1] == 1:

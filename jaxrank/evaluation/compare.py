@@ -52,7 +52,9 @@ class ScoredRun(NamedTuple):
     scores: scoring.Scored
 
     @classmethod
-    def of(cls, workdir: str, run: Opened, step: int, scores: scoring.Scored) -> "ScoredRun":
+    def from_scores(
+        cls, workdir: str, run: Opened, step: int, scores: scoring.Scored
+    ) -> "ScoredRun":
         tasks = {task.name: task for task in run.predictor.layout.schema.tasks}
         return cls(workdir, step, run.checkpoints.directory(step), tasks, run.split, scores)
 
@@ -138,7 +140,7 @@ def score(workdir: str, run: Opened) -> ScoredRun:
     scoring.check_labelled(run.split)
     step, weights = run.checkpoints.read(load_run(workdir).judged_by, run.weights)
     scores = scoring.score_all(run.predictor, weights, run.split, run.batch_size)
-    return ScoredRun.of(workdir, run, step, scores)
+    return ScoredRun.from_scores(workdir, run, step, scores)
 
 
 def check_rows(first: ScoredRun, other: ScoredRun) -> None:

@@ -94,7 +94,7 @@ def compare_data(
     counts = []
     for side in (first, second):
         report(f"Reading {side.path}")
-        counts.append(Counts.of(side))
+        counts.append(Counts.count(side))
         if not counts[-1].rows:
             raise InputError(f"{side.path}: must have examples to compare: found none.")
     statistics = first.statistics(), second.statistics()

@@ -38,7 +38,7 @@ class Counts:
         self.ids = {name: np.zeros(0, np.int64) for name in features}
 
     @classmethod
-    def of(cls, side: Side) -> "Counts":
+    def count(cls, side: Side) -> "Counts":
         """Reads all examples of a side."""
         counts = cls(side.schema)
         for block in side.blocks():

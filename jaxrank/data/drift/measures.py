@@ -71,14 +71,14 @@ def measure(
                 results.append(Measures(name, kind, note=f"absent in {where}"))
             elif kind == "dense":
                 pair = features[0][name], features[1][name]
-                results.append(_of_numbers(name, pair, counts, columns, rows))
+                results.append(_measure_numbers(name, pair, counts, columns, rows))
             else:
-                result = _of_ids(name, kind, sides, counts, columns)
-                results.append(_of_lists(result, columns, rows) if kind == "ragged" else result)
+                result = _measure_ids(name, kind, sides, counts, columns)
+                results.append(_with_lengths(result, columns, rows) if kind == "ragged" else result)
     return results
 
 
-def _of_numbers(
+def _measure_numbers(
     name: str,
     features: tuple[Dense, Dense],
     counts: tuple[Counts, Counts],
@@ -113,7 +113,7 @@ def _of_numbers(
     )
 
 
-def _of_ids(
+def _measure_ids(
     name: str,
     kind: str,
     sides: tuple[Side, Side],
@@ -187,7 +187,7 @@ def _table(side: Side, kind: str, name: str) -> Table:
     return next(t for t in side.schema.tables if t.name == feature.table)
 
 
-def _of_lists(
+def _with_lengths(
     result: Measures, columns: list[Mapping[str, Any]], rows: tuple[int, int]
 ) -> Measures:
     lengths = [float(column["mean"] or 0) for column in columns]

@@ -96,7 +96,7 @@ def judge(
         other = open_run(against, data=store, split=new.split.name, batch_size=batch_size)
     groups, clusters = new.groups(by), new.clusters()
     evaluation, scores = evaluate_opened(new, checkpoint, groups, clusters)
-    scored = [compare.ScoredRun.of(workdir, new, evaluation.step, scores)]
+    scored = [compare.ScoredRun.from_scores(workdir, new, evaluation.step, scores)]
     if other is not None:
         scored.insert(0, compare.score(against, other))
         compare.check_rows(*scored)
