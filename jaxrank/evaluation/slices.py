@@ -8,7 +8,7 @@ import numpy as np
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.evaluation.columns import Column, names_of, read_columns
+from jaxrank.evaluation.columns import UNKNOWN, Column, names_of, read_columns
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 
@@ -106,13 +106,18 @@ def groups_of(store: Store, split: Split, by: str) -> Groups:
 def clusters_of(store: Store, split: Split, column: str) -> Clusters | None:
     """Reads the column `eval.cluster`. Returns None if it is empty.
 
+    Examples whose value is missing or outside the vocabulary are independent. They may belong to
+    very many clusters, so one for all of them would make intervals far too wide.
+
     Raises:
         InputError: as in `groups_of`.
     """
     if not column:
         return None
     (read,) = read_columns(store, split, [column], "eval.cluster")
-    return Clusters(column, len(np.unique(read.code)), read.code)
+    is_alone = np.array([value in (None, UNKNOWN) for value in read.values], bool)[read.code]
+    code = np.where(is_alone, len(read.values) + np.arange(len(is_alone)), read.code)
+    return Clusters(column, len(np.unique(code)), code)
 
 
 def _joined(columns: Sequence[Column], by: str) -> Groups:

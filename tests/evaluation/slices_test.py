@@ -176,6 +176,12 @@ def test_features_hours_and_buckets_can_be_sliced_and_combined(tmp_path):
     assert values("device")[0] == raw["device"]
     both, groups = values("hour,device")
     assert both == [list(pair) for pair in zip(hours.tolist(), raw["device"], strict=True)]
+    clusters = slices.clusters_of(store, split, "device")
+    assert clusters.size == 2 + raw["device"].count(None)  # a missing one is independent
+    for device in ("phone", "tablet"):
+        assert (
+            len({c for c, d in zip(clusters.code, raw["device"], strict=True) if d == device}) == 1
+        )
     assert values("tags")[0] == [f"{len(t.split())}" for t in raw["tags"]]
     for by, count in (("price", 10), ("price/4", 4)):
         buckets, groups = values(by)
