@@ -12,7 +12,12 @@ class Answer(NamedTuple):
 
     @property
     def json(self):
-        return json.loads(self.body)
+        return json.loads(self.body, parse_constant=no_constant)
+
+
+def no_constant(text):
+    """Rejects NaN and infinity, which JSON does not have."""
+    raise ValueError(text)
 
 
 def scope(method, path, headers):

@@ -252,10 +252,9 @@ class App:
     async def _index(self, *_: Any) -> Response:
         """Lists the loaded version, and versions that could not be loaded."""
         name, version = self._settings.name, self.repository.model.version
-        entries = [{"name": name, "version": version, "state": "READY"}]
-        for text in self.repository.errors:
-            entries.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": text})
-        return json_response(entries)
+        ready = {"name": name, "version": version, "state": "READY"}
+        failed = {"name": name, "version": "", "state": "UNAVAILABLE"}
+        return json_response([ready, *(failed | {"reason": e} for e in self.repository.errors)])
 
     async def _metrics(self, *_: Any) -> Response:
         return Response(200, self.metrics.text(), metrics.CONTENT_TYPE)

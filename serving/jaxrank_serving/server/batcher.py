@@ -6,7 +6,9 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from jaxrank_serving.errors import RequestError
 from jaxrank_serving.server.messages import HttpError, Response, as_http_error
@@ -199,7 +201,22 @@ class Batcher:
         self._metrics.batch_candidates.observe(sum(encoded.rows for _, encoded in batch))
         results = model.score([encoded for _, encoded in batch])
         for (pending, _), scores in zip(batch, results, strict=True):
-            pending.finish(pending.call.response(model, scores))
+            error = _not_finite(scores)
+            pending.finish(error or pending.call.response(model, scores))
+
+
+def _not_finite(scores: Mapping[str, np.ndarray]) -> HttpError | None:
+    """Returns the error of a request with scores that are no numbers, which JSON cannot hold."""
+    for name, values in scores.items():
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            return HttpError(
+                400,
+                f"candidate {bad[0]}, {name}: must have a finite score: found {values[bad[0]]}."
+                " A number of the request is too large for the model.",
+                "candidates",
+            )
+    return None
 
 
 def queue_full(most: int) -> HttpError:

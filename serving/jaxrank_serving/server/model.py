@@ -99,6 +99,7 @@ class Model:
     def _add(self, scores: Mapping[str, np.ndarray]) -> None:
         with self._lock:
             for name, values in scores.items():
+                values = values[np.isfinite(values)]
                 before = self._statistics.get(name, ScoreStatistics(0, 0.0))
                 total = before.sum + float(values.sum())
                 self._statistics[name] = ScoreStatistics(before.candidates + len(values), total)

@@ -207,6 +207,18 @@ def test_a_client_that_stalls_or_disconnects_is_answered(make_app):
     assert app.active == 0
 
 
+def test_a_number_that_is_too_large_for_the_model_is_rejected(make_app, scorer):
+    app = make_app()
+    rows = [CANDIDATE, CANDIDATE | {"f0": "3e38"}]
+    with np.errstate(all="ignore"):
+        assert np.isnan(scorer.score(CONTEXT, rows)["click"][1])
+    answer = post(app, "/v1/score", {"context": CONTEXT, "candidates": rows})
+    assert (answer.status, answer.json["field"]) == (400, "candidates")
+    assert "candidate 1, click: must have a finite score: found nan" in answer.json["error"]
+    text = get(app, "/metrics").body.decode()
+    assert not re.search(r"jaxrank_score_sum_total.* nan$", text, re.IGNORECASE | re.MULTILINE)
+
+
 def test_a_failure_of_the_server_is_500_and_the_next_request_is_scored(make_app, monkeypatch):
     app = make_app()
     with monkeypatch.context() as patch:
