@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrank import base_rates, embedding, models, optim, run_schedule, validate
+from jaxrank import base_rates, embedding, models, optim, run_schedule, task_losses, validate
 from jaxrank import config as configs
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
@@ -18,9 +18,9 @@ from jaxrank.config_files import to_plain
 from jaxrank.data.batches.room import ListRoom, list_room
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.features import Schema
+from jaxrank.features import Schema, Task
 from jaxrank.layout import Layout
-from jaxrank.metrics.early_stopping import check_metric
+from jaxrank.metrics.early_stopping import check_metric, monitored_tasks
 from jaxrank.models.registry import RANKER
 from jaxrank.outputs import check_parents, idle_tasks
 from jaxrank.program import Predictor
@@ -161,6 +161,7 @@ def make_step_spec(
         learning_rate=learning_rate,
         table_learning_rate=table_learning_rate,
         kinds=tuple(task.kind for task in layout.schema.tasks),
+        task_losses=task_losses.of_tasks(to_plain(config.task_losses), layout.schema.tasks),
         parents=task_parents(config.model, layout.schema),
         task_weights=task_weights,
         learns_task_weights=config.task_weighting == "uncertainty",
@@ -209,6 +210,12 @@ def _task_weights(config: ConfigDict, tasks: int) -> tuple[float, ...]:
     return weights
 
 
+def trained_tasks(config: ConfigDict, schema: Schema) -> list[Task]:
+    """Returns the tasks that are trained."""
+    idle = untrained(config, schema)
+    return [task for task in schema.tasks if task.name not in idle]
+
+
 def watched_metric(config: ConfigDict, schema: Schema) -> str:
     """Returns the "task/metric" that selects the best checkpoint.
 
@@ -216,13 +223,15 @@ def watched_metric(config: ConfigDict, schema: Schema) -> str:
         InputError: no metric has that name, or its task is not trained.
     """
     idle = untrained(config, schema)
-    tasks = [task for task in schema.tasks if task.name not in idle]
+    tasks = trained_tasks(config, schema)
     if not tasks:
         raise InputError(
             "task_weights must have a number above 0: found"
             f" {tuple(config.task_weights)}, with which nothing is trained."
         )
     name = check_metric(schema.tasks, config.eval.metric or check_metric(tasks, ""))
+    if monitored_tasks(schema.tasks, name) != (name.rpartition("/")[0],):
+        return check_metric(tasks, name)  # a mean is over the tasks that are trained
     if name.rpartition("/")[0] in idle:
         raise InputError(
             f"eval.metric must be of a task that is trained: found {name!r}, whose weight in"

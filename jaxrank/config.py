@@ -256,7 +256,9 @@ class Eval:
         help="rounded up to whole groups of 512 on every device",
     )
     metric: str = field(
-        "", help="selects the best checkpoint, such as click/auc; empty: the first task's loss"
+        "",
+        help="selects the best checkpoint, such as click/auc, or mean/auc over all tasks that have"
+        " it; empty: the loss of the first task",
     )
     early_stopping_patience: int = field(
         0,
@@ -404,6 +406,11 @@ class Config:
         {},
         variants=Variants("model.name", MODELS, default=RANKER),
         help="the model; see docs/models.md",
+    )
+    task_losses: Mapping[str, Any] = field(
+        {},
+        help="task -> name of the loss to minimise, or a dict of name and settings; others: bce,"
+        " squared or poisson, by the kind of the task",
     )
     task_weights: tuple[float, ...] = field(
         (), at_least=0, help="weight of each task's loss in the sum; empty: all 1"

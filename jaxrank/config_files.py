@@ -67,6 +67,10 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     Raises:
         InputError: no field `path`, such as `a.b[0].c`, exists. The error has the nearest name.
     """
+    if path.startswith("task_losses.") and path.count(".") == 2:
+        _, task, name = path.split(".")
+        _set_of_loss(config, task, name, _literal(value, bool | int | float | str))
+        return True
     if path.startswith("features.") and _set_unnamed(config, path, value):
         return True
     if _is_of_source(config, path) and _set_unnamed(config, path, value):
@@ -96,6 +100,14 @@ def _is_of_source(config: ConfigDict, path: str) -> bool:
     if section != "source" or not isinstance(source, ConfigDict) or name in source:
         return False
     return name in registry.fields(source.get("kind"))
+
+
+def _set_of_loss(config: ConfigDict, task: str, name: str, value: Any) -> None:
+    """Sets the name or a setting of the loss of a task."""
+    entry = config.task_losses.get(task, {})
+    fields = {"name": entry} if isinstance(entry, str) else dict(entry)
+    with config.task_losses.unlocked(), config.task_losses.ignore_type():
+        config.task_losses[task] = ConfigDict({**fields, name: value})
 
 
 def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxrank import optim
+from jaxrank import optim, task_losses
 from jaxrank.config import Config
 from jaxrank.data.sources import registry
 from jaxrank.embedding import ROW_OPTIMIZERS
@@ -23,6 +23,9 @@ Written by `python -m jaxrank.config_reference > docs/config.md` from the declar
 """
 
 
+_BUILT_IN_LOSSES = ("bce", "focal")  # those with settings
+
+
 class Section(NamedTuple):
     """The fields of one section.
 
@@ -35,7 +38,7 @@ class Section(NamedTuple):
     declaration: type
 
 
-def sections(models: Iterable[str]) -> Iterator[Section]:
+def sections(models: Iterable[str], losses: Iterable[str]) -> Iterator[Section]:
     """Yields all sections in the order of the config, including every variant of a section."""
     kinds = typing.get_type_hints(Config)
     yield Section("The run", "", Config)
@@ -54,6 +57,9 @@ def sections(models: Iterable[str]) -> Iterator[Section]:
         yield Section(name, name, kinds[name])
     for name in models:
         yield Section(f'model, name "{name}"', "model", SECTIONS[name])
+    for name in losses:
+        if dataclasses.fields(settings := task_losses.settings_of(name)):
+            yield Section(f'task_losses.TASK, name "{name}"', "task_losses.TASK", settings)
     for name in ("dense", "tables"):
         path = f"optim.{name}"
         yield Section(path, path, typing.get_type_hints(kinds["optim"])[name])
@@ -95,7 +101,7 @@ def _is_section(value: Any, name: str) -> bool:
 def markdown() -> str:
     """Returns the page docs/config.md, for the built-in models."""
     lines = [_INTRODUCTION]
-    for section in sections([RANKER]):
+    for section in sections([RANKER], _BUILT_IN_LOSSES):
         about = (section.declaration.__doc__ or "").strip().partition("\n")[0]
         lines += [f"## {section.title}", "", *([about, ""] if about else [])]
         lines += [
@@ -112,7 +118,7 @@ def markdown() -> str:
 def text() -> str:
     """Returns the reference for a terminal: each field with its default, then its meaning."""
     lines = []
-    for section in sections(SECTIONS):
+    for section in sections(SECTIONS, task_losses.names()):
         lines += ["", f"{section.title}:"]
         for name, shown, unit, allowed, help in rows(section):
             path = f"{section.path}.{name}" if section.path else name

@@ -6,6 +6,7 @@ gradient is prediction - label.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +51,10 @@ def poisson(logs: jax.Array, labels: jax.Array) -> jax.Array:
     return curve + (math.exp(LOG_COUNT_LIMIT) - labels) * jnp.maximum(logs - LOG_COUNT_LIMIT, 0)
 
 
-# Losses of single examples by name: (outputs, labels) -> losses, elementwise.
-LOSSES: Mapping[str, Elementwise] = {"logistic": logistic, "squared": squared, "poisson": poisson}
-_LOSS_OF_KIND: Mapping[str, str] = {"binary": "logistic", "real": "squared", "count": "poisson"}
+# The loss of each kind, which metrics also use: (outputs, labels) -> losses, elementwise.
+_LOSSES: Mapping[str, Elementwise] = {"binary": logistic, "real": squared, "count": poisson}
+# Its name in `task_losses`.
+DEFAULT_OF_KIND: Mapping[str, str] = {"binary": "bce", "real": "squared", "count": "poisson"}
 _PREDICTIONS: Mapping[str, Elementwise] = {
     "binary": jax.nn.sigmoid,
     "real": lambda x: x,
@@ -71,8 +73,12 @@ def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> j
     Args:
         kinds: of the T tasks; see `features.Task`.
     """
-    functions = {kind: LOSSES[name] for kind, name in _LOSS_OF_KIND.items()}
-    return _select_kind(functions, kinds, logits, labels)
+    return _select_kind(_LOSSES, kinds, logits, labels)
+
+
+def of_kind(kind: str) -> Elementwise:
+    """Returns the loss of a kind of task."""
+    return _LOSSES[kind]
 
 
 def predictions(logits: jax.Array, kinds: Sequence[str]) -> jax.Array:
@@ -99,15 +105,15 @@ def columns(array: jax.Array, indices: np.ndarray) -> jax.Array:
     )
 
 
-def columns_of(kind: str, kinds: Sequence[str]) -> np.ndarray:
+def columns_of(kind: Any, kinds: Sequence[Any]) -> np.ndarray:
     """Returns the indices of the tasks of a kind, i[m], rising."""
-    return np.flatnonzero(np.asarray(kinds) == kind)
+    return np.flatnonzero([other == kind for other in kinds])
 
 
 def _select_kind(
-    functions: Mapping[str, Elementwise], kinds: Sequence[str], *arrays: jax.Array
+    functions: Mapping[Any, Elementwise], kinds: Sequence[Any], *arrays: jax.Array
 ) -> jax.Array:
-    """Applies each function once, to all columns of its kind."""
+    """Applies each function once, to all columns of its kind. `kinds` may be any objects."""
     if len(kinds) != arrays[0].shape[1]:
         raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: found {kinds}.")
     columns_by_kind = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
@@ -144,7 +150,7 @@ def per_task(
     labels: jax.Array,
     weights: jax.Array,
     total_weight: jax.Array,
-    kinds: Sequence[str],
+    functions: Sequence[Elementwise],
 ) -> jax.Array:
     """Returns the contribution of these examples to the loss of each task, f[T].
 
@@ -154,10 +160,11 @@ def per_task(
     Args:
         logits, labels, weights: f[B, T]; weights 0 where a label is unknown.
         total_weight: f[T], sum(w) over the global batch.
-        kinds: of the T tasks.
+        functions: losses of the T tasks.
     """
     some = total_weight > 0
-    each = weights * elementwise(known(logits, weights), labels, kinds)
+    by_function = {function: function for function in functions}
+    each = weights * _select_kind(by_function, functions, known(logits, weights), labels)
     return jnp.where(some, each.sum(0) / jnp.where(some, total_weight, 1), 0)
 
 
@@ -167,10 +174,10 @@ def weighted_loss(
     weights: jax.Array,
     task_weights: jax.Array,
     total_weight: jax.Array,
-    kinds: Sequence[str],
+    functions: Sequence[Elementwise],
 ) -> jax.Array:
     """Returns the loss to minimise, f[]: the sum of `per_task`, weighted by `task_weights` f[T]."""
-    return (task_weights * per_task(logits, labels, weights, total_weight, kinds)).sum()
+    return (task_weights * per_task(logits, labels, weights, total_weight, functions)).sum()
 
 
 def uncertainty_weighted(

@@ -23,6 +23,7 @@ from jaxrank.build import (
     make_step_spec,
     make_workload,
     model_fields,
+    trained_tasks,
     untrained,
     watched_metric,
 )
@@ -40,7 +41,7 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.model_view import check_features
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Layout, ReplicatedRows
-from jaxrank.metrics.early_stopping import Monitor, make_monitor
+from jaxrank.metrics.early_stopping import Monitor, make_monitor, monitored_tasks
 from jaxrank.placement import decide
 from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report, format_bytes
@@ -373,7 +374,8 @@ def _check_data(
     processes.check_same(f"the data in {store.path}", text)
     _check_labels(split, report)
     if config.data.valid:
-        _check_metric(config.eval, metric, evaluated)
+        for task in monitored_tasks(trained_tasks(config, store.schema), metric):
+            _check_metric(config.eval, f"{task}/{metric.rpartition('/')[2]}", evaluated)
         _report_undefined(evaluated, report)
     for name in untrained(config, store.schema):
         report(f"The weight of {name} in task_weights is 0: this task is not trained")
@@ -419,7 +421,7 @@ def _make_monitor(config: ConfigDict, schema: Schema, evaluated: Split, metric: 
     if config.data.valid:
         by_day = config.data.valid == NEXT_DAY
         evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
-    return make_monitor(schema.tasks, evaluated_on=evaluated_on, **watched)
+    return make_monitor(trained_tasks(config, schema), evaluated_on=evaluated_on, **watched)
 
 
 def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:

@@ -126,6 +126,7 @@ class StepSpec(NamedTuple):
 
     learning_rate, table_learning_rate: functions of the step.
     kinds: of the tasks; see `features.Task`.
+    task_losses: functions to minimise, one per task; see `task_losses`.
     parents: of the tasks; see `outputs.joint_logits`.
     task_weights: the weight of each task's loss in the sum.
     learns_task_weights: by uncertainty, beside `task_weights`.
@@ -140,6 +141,7 @@ class StepSpec(NamedTuple):
     learning_rate: optax.Schedule
     table_learning_rate: optax.Schedule
     kinds: tuple[str, ...]
+    task_losses: tuple[losses.Elementwise, ...]
     parents: tuple[int, ...]
     task_weights: tuple[float, ...]
     learns_task_weights: bool
@@ -494,8 +496,10 @@ def _loss(
     shifted = losses.sampled_logits(logits, batch.logit_correction)
     known = batch.labels, batch.weights
     if not step_spec.learns_task_weights:
-        return losses.weighted_loss(shifted, *known, task_weights, total_weight, step_spec.kinds)
-    each = losses.per_task(shifted, *known, total_weight, step_spec.kinds)
+        return losses.weighted_loss(
+            shifted, *known, task_weights, total_weight, step_spec.task_losses
+        )
+    each = losses.per_task(shifted, *known, total_weight, step_spec.task_losses)
     return losses.uncertainty_weighted(
         each, task_weights, params[LOG_VARIANCES], total_weight, step_spec.embedding.mesh.size
     )

@@ -335,7 +335,7 @@ class Milestones:
             with self._timer.phase("evaluation"):
                 scores = self.scores[step] = self._evaluate(step, state, split)
             self._watch.alive()
-            metric = processes.broadcast_value(scores.metrics[monitor.task][monitor.metric])
+            metric = processes.broadcast_value(monitor.value(scores.metrics))
             undefined = _undefined(monitor, split, metric)
             if not undefined and monitor.update(step, metric):
                 state = state._replace(lr_multiplier=state.lr_multiplier * monitor.reduce_lr_factor)

@@ -211,6 +211,16 @@ SET_BY_NAME = [
 ]
 
 
+def test_the_loss_of_a_task_is_set_by_its_name_and_settings():
+    overrides = ["--config.task_losses.click=focal", "--config.task_losses.click.gamma=1"]
+    overrides += ["--config.task_losses.like.label_smoothing=0.1"]
+    c = config_files.load(CONFIGS / "quickstart.py", overrides)
+    plain = config_files.to_plain(c)
+    expected = {"click": {"name": "focal", "gamma": 1}, "like": {"label_smoothing": 0.1}}
+    assert plain["task_losses"] == expected
+    assert config_files.to_plain(config_files.from_plain(plain)) == plain
+
+
 @pytest.mark.parametrize(("line", "override"), SET_BY_NAME)
 def test_a_config_file_sets_what_the_command_line_can(tmp_path, line, override):
     text = "from jaxrank.config import default\ndef get_config():\n    c = default()\n"

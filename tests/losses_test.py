@@ -46,8 +46,8 @@ def test_the_parts_of_the_loss_add_up_to_that_of_the_global_batch():
 
 def weighted_loss(logits, labels, weights, task_weights, total_weight=None):
     total_weight = weights.sum(0) if total_weight is None else total_weight
-    kinds = ("binary",) * logits.shape[1]
-    return losses.weighted_loss(logits, labels, weights, task_weights, total_weight, kinds)
+    functions = (losses.logistic,) * logits.shape[1]
+    return losses.weighted_loss(logits, labels, weights, task_weights, total_weight, functions)
 
 
 def test_the_gradient_is_prediction_minus_label_by_weight():
@@ -83,7 +83,9 @@ def test_what_stands_beside_an_unknown_label_counts_nothing(kind, output):
     labels, weights = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([[1.0], [0.0], [2.0]])
 
     def loss(logits, labels, weights):
-        return losses.per_task(logits, labels, weights, jnp.array([3.0]), (kind,)).sum()
+        return losses.per_task(
+            logits, labels, weights, jnp.array([3.0]), (losses.of_kind(kind),)
+        ).sum()
 
     result, grad = jax.value_and_grad(loss)(logits, labels, weights)
     keep = np.array([0, 2])

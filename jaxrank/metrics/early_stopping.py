@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrank import extensions
 from jaxrank.features import Task
 from jaxrank.metrics.registry import BY_NAME, METRICS
 from jaxrank.validate import check_choice
+
+MEAN = "mean"  # in place of a task: the mean over tasks
 
 
 @dataclasses.dataclass
@@ -15,7 +18,7 @@ class Monitor:
     """Early stopping and learning rate reduction on a plateau.
 
     Args:
-        task, metric: the monitored metric.
+        task, metric: the monitored metric. With the task MEAN it is the mean over `tasks`.
         measures: names the metric and the data. Only values with the same name are compared. Empty:
             nothing is evaluated.
         early_stopping_patience: consecutive evaluations without improvement before training stops.
@@ -24,6 +27,7 @@ class Monitor:
             reduced. 0: never. The count restarts after a reduction.
         reduce_lr_factor: factor of a reduction.
         min_delta: minimum change that counts as an improvement.
+        tasks: those whose metric is averaged.
     """
 
     task: str
@@ -33,6 +37,7 @@ class Monitor:
     reduce_lr_patience: int = 0
     reduce_lr_factor: float = 0.1
     min_delta: float = 0.0
+    tasks: tuple[str, ...] = ()
     best: float | None = None
     best_step: int = 0
     since_best: int = 0
@@ -41,6 +46,11 @@ class Monitor:
     @property
     def higher_is_better(self) -> bool:
         return BY_NAME[self.metric].higher_is_better
+
+    def value(self, metrics: Mapping[str, Mapping[str, float]]) -> float:
+        """Returns the monitored value, given {task: {name: metric}}. NaN if one of a mean is."""
+        values = [metrics[task][self.metric] for task in self.tasks or (self.task,)]
+        return math.fsum(values) / len(values)
 
     @property
     def should_stop(self) -> bool:
@@ -87,7 +97,8 @@ def make_monitor(
 
     Args:
         tasks: of the run.
-        metric: "task/metric". Empty: the logloss, squared error or deviance of the first task.
+        metric: "task/metric", or "mean/metric" for the mean over all tasks that have it. Empty: the
+            logloss, squared error or deviance of the first task.
         evaluated_on: names the data whose evaluations are comparable. Empty: nothing is evaluated.
         settings: of `Monitor`.
 
@@ -96,13 +107,25 @@ def make_monitor(
     """
     name = check_metric(tasks, metric)
     task, _, watched = name.rpartition("/")
-    measures = f"{name} of {evaluated_on}" if evaluated_on else ""
-    return Monitor(task=task, metric=watched, measures=measures, **settings)
+    averaged = monitored_tasks(tasks, name)
+    averaged = () if averaged == (task,) else averaged
+    of = f"{name} ({', '.join(averaged)})" if averaged else name
+    measures = f"{of} of {evaluated_on}" if evaluated_on else ""
+    return Monitor(task=task, metric=watched, measures=measures, tasks=averaged, **settings)
+
+
+def monitored_tasks(tasks: Sequence[Task], name: str) -> tuple[str, ...]:
+    """Returns the names of the tasks of a monitored "task/metric", several for "mean/metric"."""
+    task, _, metric = name.rpartition("/")
+    if task != MEAN or task in [t.name for t in tasks]:
+        return (task,)
+    return tuple(t.name for t in tasks if metric in [m.name for m in METRICS[t.kind]])
 
 
 def check_metric(tasks: Sequence[Task], metric: str) -> str:
     """Returns the monitored "task/metric". See `make_monitor` for arguments and errors."""
     allowed = tuple(f"{task.name}/{m.name}" for task in tasks for m in METRICS[task.kind])
+    means = dict.fromkeys(f"{MEAN}/{m.name}" for task in tasks for m in METRICS[task.kind])
     name = metric or allowed[0]
-    check_choice("eval.metric", name, allowed)
+    check_choice("eval.metric", name, (*allowed, *means), extensions.hint("metric"))
     return name

@@ -1,7 +1,20 @@
-"""The metrics of each kind of task: names, titles and directions."""
+"""The metrics of each kind of task: names, titles and directions.
+
+Users register their own:
+
+    @register("brier", kinds=("binary",))
+    def brier(predictions, labels):
+        return (predictions - labels) ** 2
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from jaxrank import extensions
+from jaxrank.errors import InputError
+from jaxrank.validate import check_choice
+
+Code = TypeVar("Code", bound=Callable[[Any, Any], Any])
 
 
 class Metric(NamedTuple):
@@ -51,3 +64,47 @@ NORMALIZED = ("normalized_entropy", "normalized_squared_error", "normalized_devi
 
 BY_NAME = {metric.name: metric for metrics in METRICS.values() for metric in metrics}
 TITLES = {name: metric.title for name, metric in BY_NAME.items()} | {CALIBRATION: CALIBRATION}
+
+METRIC = "metric"  # kind of the registered objects; see `extensions`
+_RESERVED = {*TITLES, "examples"}
+_OWN: dict[str, Metric] = {}
+
+
+def register(
+    name: str,
+    *,
+    kinds: Sequence[str] = tuple(METRICS),
+    title: str = "",
+    higher_is_better: bool = False,
+) -> Callable[[Code], Code]:
+    """Registers a metric: the weighted mean over examples of a function of prediction and label.
+
+    The function gets arrays of NumPy in float64 or of JAX, so it must use operators and methods
+    that both have. Sampled negatives count as in all metrics.
+
+    Args:
+        kinds: of the tasks that have the metric; see `features.Task`.
+        title: in printed tables. Empty: the name.
+        higher_is_better: direction of the metric.
+
+    Raises:
+        InputError: the name is taken, or a kind does not exist.
+    """
+    for kind in kinds:
+        check_choice(f"kinds of metric {name!r}", kind, METRICS)
+    if name in _RESERVED or not str(name).isidentifier():
+        raise InputError(
+            f"the name of a metric must be a word other than {', '.join(sorted(_RESERVED))}: found"
+            f" {name!r}."
+        )
+
+    def registered(mean: Code) -> Code:
+        metric = Metric(name, title or name, higher_is_better, mean)
+        extensions.add(_OWN, METRIC, name, metric, mean)
+        BY_NAME[name], TITLES[name] = metric, metric.title
+        for kind in METRICS:
+            others = tuple(m for m in METRICS[kind] if m.name != name)
+            METRICS[kind] = (*others, metric) if kind in kinds else others
+        return mean
+
+    return registered

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrank import extensions, json_files
+from jaxrank import extensions, json_files, task_losses
 from jaxrank.errors import InputError
 from jaxrank.runtime import processes
 
@@ -21,9 +21,10 @@ def save(workdir: Path, config: Mapping[str, Any]) -> None:
         config: plain.
     """
     used = {("model", config["model"]["name"])}
+    used |= {("loss", task_losses.name_of(entry)) for entry in config["task_losses"].values()}
     entries: dict[str, dict[str, Any]] = {}
     for (kind, name), origin in extensions.origins().items():
-        if (kind, name) in used:
+        if kind == "metric" or (kind, name) in used:
             entry = {"file": origin.file, "checksum": origin.checksum}
             entries.setdefault(kind, {})[name] = entry
     if entries:

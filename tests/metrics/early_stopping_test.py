@@ -22,6 +22,19 @@ def test_the_best_step_is_the_highest_auc_and_the_lowest_logloss(metric, best):
     assert monitor.best_step == best
 
 
+def test_the_mean_over_tasks_is_monitored():
+    tasks = [CLICK, Task("price", "real"), BUY]
+    monitor = make_monitor(tasks, "mean/auc", evaluated_on="valid")
+    metrics = {"click": {"auc": 0.5}, "buy": {"auc": 0.75}, "price": {}}
+    assert (monitor.value(metrics), monitor.higher_is_better) == (0.625, True)
+    assert monitor.measures == "mean/auc (click, buy) of valid"
+    assert math.isnan(monitor.value(metrics | {"buy": {"auc": math.nan}}))
+    by_name = make_monitor([CLICK, Task("mean")], "mean/auc")
+    assert by_name.value({"click": {"auc": 0.5}, "mean": {"auc": 0.75}}) == 0.75
+    with pytest.raises(InputError, match="'mean/normalized_squared_error': found 'mean/deviance'"):
+        make_monitor([Task("price", "real")], "mean/deviance")
+
+
 def test_training_stops_after_patience_evaluations_without_improvement():
     assert not fed([0.5, 0.6, 0.5, 0.5], early_stopping_patience=3)[1].should_stop
     assert fed([0.5, 0.6, 0.5, 0.5, 0.6], early_stopping_patience=3)[1].should_stop

@@ -18,6 +18,7 @@ from jaxrank.metrics.registry import METRICS
 
 # Kinds in mixed order, so that the tests detect swapped columns.
 KINDS = ("count", "binary", "real", "binary", "count", "real", "real")
+LOSSES = tuple(map(losses.of_kind, KINDS))
 FIELDS = {kind: {metric.name for metric in METRICS[kind]} for kind in METRICS}
 
 
@@ -68,11 +69,11 @@ def test_the_loss_of_a_task_is_its_weighted_mean_and_the_parts_add_up_to_it():
     with jax.enable_x64(True):
         total = weights.sum(0)
         parts = [
-            losses.per_task(outputs[p], labels[p], weights[p], total, KINDS)
+            losses.per_task(outputs[p], labels[p], weights[p], total, LOSSES)
             for p in (slice(0, 13), slice(13, None))
         ]
         factors = np.arange(1.0, 8.0)
-        whole = losses.weighted_loss(outputs, labels, weights, factors, total, KINDS)
+        whole = losses.weighted_loss(outputs, labels, weights, factors, total, LOSSES)
     expected = []
     for i, kind in enumerate(KINDS):
         rows = zip(outputs[:, i], labels[:, i], weights[:, i], strict=True)
@@ -87,7 +88,7 @@ def test_gradients_are_the_slopes_of_the_loss_in_float64():
     step = 1e-5
 
     def loss(x):
-        return losses.weighted_loss(x, labels, weights, np.ones(7), weights.sum(0), KINDS)
+        return losses.weighted_loss(x, labels, weights, np.ones(7), weights.sum(0), LOSSES)
 
     with jax.enable_x64(True):
         result = np.asarray(jax.grad(loss)(jnp.asarray(outputs)))

@@ -10,17 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 from checkout import ROOT
 from ml_collections import ConfigDict
-from runs import nothing
+from runs import nothing, records
 
 from jaxrank import cli, config, config_files, extensions
+from jaxrank.checkpoints import record
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.errors import InputError
+from jaxrank.metrics import registry as metrics
 from jaxrank.models import Inputs, from_flax, registry
 from jaxrank.run import build
 from jaxrank.warm_start import start as warm_start
 
 OWN = ROOT / "tests" / "helpers" / "own_model.py"
 MODELS = f"--models={OWN}"
+LOSS = f"--models={ROOT / 'tests' / 'helpers' / 'own_loss.py'}"
+METRICS = (metrics.METRICS, metrics.BY_NAME, metrics.TITLES)
 CONFIG = """
 import tiny
 from jaxrank.config import default
@@ -29,8 +33,10 @@ def get_config():
     c = tiny.config()
     with c.unlocked():
         c.model = default(model="own").model
+        c.task_losses.click = dict(name="expected_cost", miss=3)
         c.features.categorical = c.features.categorical[:{ids}]
     c.model.ids = ("c0", "c1")[:{ids}]
+    c.eval.metric = "mean/brier"
     return c
 """
 
@@ -39,20 +45,24 @@ def get_config():
 def folder(tmp_path_factory):
     """Configs of one id and of two, and a run of the first."""
     folder = tmp_path_factory.mktemp("own")
+    registered = [dict(d) for d in METRICS]
     for name, ids in (("one", 1), ("two", 2)):
         (folder / f"{name}.py").write_text(CONFIG.format(ids=ids))
     train(folder, "run")
-    return folder
+    yield folder
+    for table, before in zip(METRICS, registered, strict=True):
+        table.clear()
+        table.update(before)
 
 
 def train(folder, name, *args):
     config = f"--config={folder / 'one.py'}"
-    cli.run(["train", config, MODELS, f"--workdir={folder / name}", "--quiet", *args])
+    cli.run(["train", config, MODELS, LOSS, f"--workdir={folder / name}", "--quiet", *args])
 
 
 def result(capsys, *args):
     capsys.readouterr()
-    cli.run([*args, MODELS, "--json"])
+    cli.run([*args, MODELS, LOSS, "--json"])
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -66,10 +76,26 @@ def test_a_run_that_is_resumed_is_equal_to_the_bit(folder):
     assert sums(folder / "parts") == sums(folder / "run")
 
 
+def test_a_run_minimises_its_loss_and_watches_the_mean_of_its_metric(folder):
+    first = records(folder / "run")[0]
+    # Every prediction is near the base rate p: the cost is 3 p (1 - p) + (1 - p) p, which is four
+    # times the Brier score.
+    cost = first["loss"] - first["conversion/logloss"]
+    assert cost == pytest.approx(4 * first["click/brier"], rel=0.1)
+    newest = records(folder / "run", "valid")[-1]
+    watched = record.read(folder / "run" / "checkpoints" / "16")
+    assert watched["metric"] == np.mean([newest[f"{t}/brier"] for t in ("click", "conversion")])
+    assert watched["measures"].startswith("mean/brier (click, conversion) of valid")
+    saved = json.loads((folder / "run" / "code.json").read_text())
+    names = {kind: list(entries) for kind, entries in saved.items()}
+    assert names == {"model": ["own"], "loss": ["expected_cost"], "metric": ["brier"]}
+
+
 def test_it_is_evaluated_predicts_and_is_exported(folder, capsys):
     workdir = f"--workdir={folder / 'run'}"
     results = result(capsys, "evaluate", workdir)
     assert results["metrics"]["click/logloss"] < 1
+    assert 0 < results["metrics"]["click/brier"] < results["metrics"]["click/logloss"]
     cli.run(["predict", workdir, f"--output={folder / 'p.parquet'}", MODELS])
     predicted = pq.read_table(folder / "p.parquet")["predicted_click"].to_numpy()
     assert len(predicted) == 1000

@@ -19,7 +19,7 @@ FLOORS = (
     "errors atomic renames signals features losses shipped",
     "json_files validate base_rates outputs layout mesh report plots run_schedule native",
     "extensions",
-    "data embedding models metrics optim runtime",
+    "data embedding models metrics optim runtime task_losses",
     "step config",
     "program checkpoints telemetry config_files config_reference",
     "build workdir flags defaults",

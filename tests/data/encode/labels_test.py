@@ -338,7 +338,7 @@ def fitted(block):
     def loss(coefficients):
         logits = losses.sampled_logits((x @ coefficients)[:, None], jnp.asarray(logit_correction))
         total = weights.sum(0)
-        return losses.weighted_loss(logits, labels, weights, jnp.ones(1), total, ("binary",))
+        return losses.weighted_loss(logits, labels, weights, jnp.ones(1), total, (losses.logistic,))
 
     # Newton's method converges from here, because the sampled classes are balanced.
     coefficients = jnp.array([logit_correction.mean() if logit_correction.size else 0.0, 0.0])

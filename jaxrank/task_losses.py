@@ -1,0 +1,210 @@
+"""Registry of the losses that training minimises: `config.task_losses` selects one for each task.
+
+A loss maps the outputs of a task and its labels to a loss of each example:
+
+    @register("expected_cost", kinds=("binary",))
+    def expected_cost(outputs, labels, *, miss: float = 2.0):
+        p = jax.nn.sigmoid(outputs)
+        return miss * labels * (1 - p) + (1 - labels) * p
+
+Settings are keyword arguments, or fields of a frozen dataclass with `__call__`. A task without an
+entry has the loss of its kind. Metrics do not depend on the loss that is minimised.
+"""
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank import extensions, losses
+from jaxrank.errors import InputError
+from jaxrank.features import KINDS, Task
+from jaxrank.validate import check_choice, field, parse, require
+
+Code = TypeVar("Code", bound=Callable[..., Any])
+
+LOSS = "loss"  # kind of the registered objects; see `extensions`
+_SECTION = "task_losses"
+
+
+class Registered(NamedTuple):
+    """A registered loss.
+
+    settings: a frozen dataclass, whose instances are the loss with these settings.
+    kinds: of the tasks that it is for.
+    """
+
+    settings: type
+    kinds: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskLoss:
+    """The loss of one task. function: (outputs, labels) -> losses, elementwise."""
+
+    name: str
+    function: Any
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        each = self.function(outputs, labels)
+        if getattr(each, "shape", None) != outputs.shape:
+            raise InputError(
+                f"loss {self.name!r} must return one number per label, of shape"
+                f" {list(outputs.shape)}: found {list(getattr(each, 'shape', [])) or each!r}."
+            )
+        return each
+
+
+_LOSSES: dict[str, Registered] = {}
+
+
+def register(name: str, *, kinds: Sequence[str] = KINDS) -> Callable[[Code], Code]:
+    """Registers a loss under a name.
+
+    Args:
+        kinds: of the tasks that it is for; see `features.Task` for their outputs and labels.
+
+    Raises:
+        InputError: another loss has the name, a setting has no default, or a class is no frozen
+            dataclass.
+    """
+    for kind in kinds:
+        check_choice(f"kinds of loss {name!r}", kind, KINDS)
+
+    def registered(code: Code) -> Code:
+        section = code if inspect.isclass(code) else _settings_of(code)
+        parameters = getattr(section, "__dataclass_params__", None)
+        if parameters is None or not parameters.frozen:
+            raise InputError(
+                f"loss {name!r} must be a function or a frozen dataclass: found {code!r}."
+            )
+        extensions.add(_LOSSES, LOSS, name, Registered(section, tuple(kinds)), code)
+        return code
+
+    return registered
+
+
+def _settings_of(function: Callable[..., Any]) -> type:
+    """Makes a dataclass of the keyword arguments of a loss that is a function."""
+    hints = typing.get_type_hints(function)
+    entries: list[tuple[str, Any, Any]] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            raise InputError(
+                f"loss {function.__qualname__}: {parameter.name} must have a default: found none."
+            )
+        kind = hints.get(parameter.name, type(parameter.default))
+        entries.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
+
+    def call(self: Any, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        return function(outputs, labels, **{name: getattr(self, name) for name, *_ in entries})
+
+    namespace = {"__call__": call, "__doc__": function.__doc__}
+    return dataclasses.make_dataclass(function.__name__, entries, frozen=True, namespace=namespace)
+
+
+@register("bce", kinds=("binary",))
+@dataclasses.dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Binary cross entropy of the smoothed label (1 - s) y + s / 2 (Szegedy et al. 2016)."""
+
+    label_smoothing: float = field(0.0, at_least=0, below=1, help="s, which moves labels to 1/2")
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        s = self.label_smoothing
+        return losses.logistic(outputs, labels * (1 - s) + s / 2 if s else labels)
+
+
+@register("focal", kinds=("binary",))
+@dataclasses.dataclass(frozen=True)
+class Focal:
+    """Focal loss: cross entropy times (1 - p of the label)^gamma (Lin et al. 2017).
+
+    Its minimum is not at the probability of the label, so predictions are not calibrated.
+    """
+
+    gamma: float = field(2.0, at_least=0, help="weakens examples that are predicted well; 0: bce")
+    alpha: float = field(
+        0.0, at_least=0, below=1, help="weight of positives, 1 - alpha of negatives; 0: both 1"
+    )
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        missed, wrong = jax.nn.softplus(-outputs), jax.nn.softplus(outputs)
+        positive, negative = (self.alpha, 1 - self.alpha) if self.alpha else (1.0, 1.0)
+        # 1 - p is exp(-softplus(x)), which stays exact where p is near 1.
+        positives = positive * labels * jnp.exp(-self.gamma * wrong) * missed
+        return positives + negative * (1 - labels) * jnp.exp(-self.gamma * missed) * wrong
+
+
+@register("squared", kinds=("real",))
+@dataclasses.dataclass(frozen=True)
+class Squared:
+    """Half of the squared error. Training divides it by the variance of the labels."""
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        return losses.squared(outputs, labels)
+
+
+@register("poisson", kinds=("count",))
+@dataclasses.dataclass(frozen=True)
+class Poisson:
+    """Half of the Poisson deviance of the expected count, whose log is the output."""
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        return losses.poisson(outputs, labels)
+
+
+def names() -> list[str]:
+    """Returns the names of all registered losses."""
+    return sorted(_LOSSES)
+
+
+def settings_of(name: str) -> type:
+    """Returns the dataclass with the settings of a registered loss."""
+    return _LOSSES[name].settings
+
+
+def name_of(entry: Any) -> str:
+    """Returns the name of the loss in an entry of `config.task_losses`. Empty: of the kind."""
+    return entry.get("name", "") if isinstance(entry, Mapping) else entry
+
+
+def of_tasks(chosen: Mapping[str, Any], tasks: Sequence[Task]) -> tuple[losses.Elementwise, ...]:
+    """Returns the loss of each task.
+
+    Args:
+        chosen: the section `task_losses` of a config, plain: {task: name}, or {task: {"name": name,
+            ...settings}}.
+
+    Raises:
+        InputError: a task or loss does not exist, the loss is not for tasks of that kind, or a
+            setting is invalid.
+    """
+    known = [task.name for task in tasks]
+    for name in chosen:
+        require(name in known, _SECTION, f"of tasks {', '.join(known)}", name)
+    return tuple(_of_task(task, chosen.get(task.name)) for task in tasks)
+
+
+def _of_task(task: Task, entry: Any) -> losses.Elementwise:
+    if entry is None:
+        return losses.of_kind(task.kind)
+    where = f"{_SECTION}.{task.name}"
+    is_entry = isinstance(entry, str | Mapping)
+    require(is_entry, where, "the name of a loss, or a dict with its name and settings", entry)
+    name = name_of(entry) or losses.DEFAULT_OF_KIND[task.kind]
+    if name not in _LOSSES:
+        extensions.load_packages()
+    check_choice(where, name, names(), extensions.hint(LOSS))
+    loss = _LOSSES[name]
+    if task.kind not in loss.kinds:
+        suitable = [n for n in names() if task.kind in _LOSSES[n].kinds]
+        check_choice(where, name, suitable, f"The task is of kind {task.kind!r}.")
+    settings = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != "name"}
+    return TaskLoss(name, parse(loss.settings, settings, where))
