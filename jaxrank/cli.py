@@ -231,6 +231,22 @@ def _selftest(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     return selftest_report.to_json(result)
 
 
+def _check_model(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.aot.compile import check_names
+    from jaxrank.model_check import check
+
+    check.use_cpus()
+    result = check.check_model(
+        args.config,
+        workdir=args.workdir,
+        topologies=check_names(args.topology),
+        skip=[name.strip() for name in args.skip.split(",") if name.strip()],
+        report=report,
+    )
+    report(check.describe(result))
+    return check.to_json(result)
+
+
 def _which(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the flags that select a checkpoint and the data to score."""
     return {name: getattr(args, name) for name in ("checkpoint", "data", "split", "batch_size")}
@@ -516,6 +532,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "compare": _compare,
     "compare-data": _compare_data,
     "selftest": _selftest,
+    "check-model": _check_model,
     "configs": _configs,
     "launch": _launch,
 }
@@ -529,6 +546,7 @@ _WITHOUT_DEVICES = (
     "study",
     "selftest",
     "compare-data",
+    "check-model",
     "configs",
     "launch",
 )

@@ -231,7 +231,7 @@ def _loaded(path: str | Path) -> ConfigDict:
             raise InputError(f"--config: {path}: must define get_config(): found no such function.")
         config = module.get_config(*arguments)
     except (Exception, SystemExit) as error:  # it is the user's program
-        line = _line_of(error, str(path))
+        line = line_of(error, str(path))
         if isinstance(error, InputError):
             raise (InputError(f"--config: {line}: {error}") if line else error) from error
         text = " ".join(str(error).split())
@@ -249,7 +249,7 @@ def _loaded(path: str | Path) -> ConfigDict:
     return config
 
 
-def _line_of(error: BaseException, path: str) -> str:
+def line_of(error: BaseException, path: str) -> str:
     """Returns FILE:LINE of the last line of user code in the traceback, or an empty text.
 
     User code is a config file and the modules that it imports, without libraries.

@@ -516,6 +516,23 @@ def _selftest(sub: argparse.ArgumentParser) -> None:
     _add_processes(sub)
 
 
+def _check_model(sub: argparse.ArgumentParser) -> None:
+    _add_config(sub)
+    sub.add_argument(
+        "--topology",
+        default="v3-8,h200-1",
+        metavar="NAMES",
+        help="accelerators to compile for, whose compilers may be absent; default: v3-8,h200-1",
+    )
+    sub.add_argument(
+        "--skip",
+        default="",
+        metavar="PROPERTIES",
+        help="properties that are not checked, such as compile,onnx",
+    )
+    _add_data_of_run(sub)
+
+
 def _launch(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--path", action="store_true", required=True, help="print the directory")
 
@@ -591,6 +608,11 @@ _VERBS: Mapping[str, _Verb] = {
         "check devices, network, file system and resuming on the machines at hand",
         _selftest,
         "jaxrank selftest --workdir=/mnt/jaxrank",
+    ),
+    "check-model": _Verb(
+        "check that a model is right on any batch and any number of devices, resumes and exports",
+        _check_model,
+        "jaxrank check-model --models=my_models.py --config=my_config.py",
     ),
     "configs": _Verb(
         "list the configs that come with the program",

@@ -31,12 +31,14 @@ from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Read
 from jaxrank.models.products import plain_layers
 from jaxrank.models.ranker import Ranker
 from jaxrank.models.registry import RANKER, module_of, register
-from jaxrank.models.tower import BATCH_MOMENTS
+from jaxrank.models.tower import BATCH_MOMENTS, BatchNorm, Dropout
 
 __all__ = [
     "DENSE",
     "SEQUENCES",
     "VECTORS",
+    "BatchNorm",
+    "Dropout",
     "FactorizationMachine",
     "Inputs",
     "Model",

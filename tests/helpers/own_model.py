@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrank.models import DENSE, Inputs, Reading, register
+from jaxrank.models import DENSE, Dropout, Inputs, Reading, register
 
 
 @register("own")
@@ -19,7 +19,7 @@ class Own(nn.Module):
         floats = jnp.stack([inputs.dense[name] for name in inputs.dense], axis=1)
         x = jnp.concatenate([*(inputs.vectors[name] for name in self.ids), floats], axis=1)
         x = nn.relu(nn.Dense(self.width, name="tower")(x))
-        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        x = Dropout(self.dropout)(x, inputs.share, train=train)
         return nn.Dense(self.tasks, name="head")(x)
 
     def input_axes(self, inputs: Inputs) -> dict[str, Reading]:

@@ -28,6 +28,7 @@ FLOORS = (
     "warm_start bench",
     "train",
     "studies selftest",
+    "model_check",
     "cli",
 )
 DATA_FLOORS = (

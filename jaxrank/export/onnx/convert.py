@@ -56,6 +56,14 @@ def to_onnx(
     return _checked(graph, producer)
 
 
+def run(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Returns the outputs of a model, by ONNX Runtime."""
+    content = model.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    names = {i.name for i in session.get_inputs()}
+    return session.run(None, {name: array for name, array in arrays.items() if name in names})
+
+
 def _checked(graph: Graph, producer: str) -> onnx.ModelProto:
     """Returns a valid model that ONNX Runtime can run.
 

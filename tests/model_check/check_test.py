@@ -1,0 +1,84 @@
+"""Properties of models: all hold for registered models, and each broken model fails its own."""
+
+import json
+import re
+
+import broken_models  # noqa: F401  registers models
+import checked_config
+import own_model  # noqa: F401  registers a model
+import pytest
+from checked_config import get_config as config
+from runs import nothing
+
+from jaxrank import cli
+from jaxrank.errors import InputError
+from jaxrank.model_check import check
+
+FUNCTIONS = ("tracing", "shapes", "dtypes", "train", "order")
+TRAINED = ("devices", "resume", "export", "onnx", "compile")
+
+
+def statuses(c, skip):
+    result = check.check_model(c, skip=skip, topologies=["v3-8"], report=nothing)
+    return {c.name: c.status for c in result.checks}, result
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("ranker", dict(mlp_units=(4,), cross_layers=1, norm="batch", dropout=0.1)),
+        ("factorization_machine", {}),
+    ],
+)
+def test_all_properties_hold_for_a_registered_model(model, fields):
+    found, result = statuses(config(model, **fields), ("compile",))
+    assert found == dict.fromkeys((*FUNCTIONS, *TRAINED[:-1]), "pass"), check.describe(result)
+
+
+@pytest.mark.parametrize(
+    ("model", "failed", "message"),
+    [
+        ("reads_its_neighbour", "order", "64 examples in another order .* differ"),
+        ("reads_the_mean_of_the_batch", "order", "without the other half .* differ"),
+        ("drops_units_by_device", "devices", "on 8 devices and on one differ"),
+        ("asks_for_float64", "dtypes", "Explicitly requested dtype float64"),
+        ("rounds_its_output", "dtypes", "the output is bfloat16"),
+        ("branches_on_a_value", "tracing", "broken_models.py:.*TracerBoolConversionError"),
+        ("draws_with_numpy", "tracing", "two traces"),
+        ("always_drops_units", "train", "broken_models.py:.*InvalidRngError"),
+        ("never_drops_units", "train", "draws no random numbers"),
+        ("never_updates_statistics", "train", "does not update the state batch_stats"),
+        ("has_one_output_too_many", "shapes", r"\[64, 2\]: found \[64, 3\]"),
+    ],
+)
+def test_a_broken_model_fails_its_property(model, failed, message):
+    skip = TRAINED[failed == "devices" :]
+    found, result = statuses(config(model), skip)
+    assert [name for name, status in found.items() if status == "fail"] == [failed]
+    assert result.failed == [failed]
+    text = check.describe(result)
+    (line,) = [line for line in text.splitlines() if line.startswith("FAIL")]
+    assert re.search(f"FAIL +{failed} .*{message}", line), line
+    assert check.summary(result).endswith(f"1 of {len(found)} properties failed: {failed}.")
+
+
+def test_the_verb_prints_one_line_for_each_property(capsys):
+    path = f"--config={checked_config.__file__}:reads_its_neighbour"
+    arguments = ["check-model", path, f"--skip={','.join(TRAINED)}"]
+    with pytest.raises(cli.FailedCheckError, match="properties failed: order"):
+        cli.run([*arguments, "--json"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["model"] == "reads_its_neighbour"
+    assert [c["name"] for c in result["checks"]] == list(FUNCTIONS)
+    with pytest.raises(InputError, match="--skip must be one of .*found 'compil'.*'compile'"):
+        cli.run([*arguments[:2], "--skip=compil"])
+
+
+def test_an_accelerator_without_a_compiler_is_skipped_by_name(monkeypatch):
+    def absent(topology):
+        raise InputError(f"the compiler for {topology.name} must be installed")
+
+    monkeypatch.setattr("jaxrank.aot.devices.devices", absent)
+    found, result = statuses(config("own"), (*FUNCTIONS, *TRAINED[:-1]))
+    assert found == {"compile v3-8": "not applicable"}
+    assert "skip  compile v3-8  the compiler for v3-8" in check.describe(result)
