@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from checkout import ROOT
 from ml_collections import ConfigDict
+from registries import restored
 from runs import nothing, records
 
 from jaxrank import cli, config, config_files, extensions
 from jaxrank.checkpoints import record
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.errors import InputError
-from jaxrank.metrics import registry as metrics
 from jaxrank.models import Inputs, from_flax, registry
 from jaxrank.run import build
 from jaxrank.warm_start import start as warm_start
@@ -24,7 +24,6 @@ from jaxrank.warm_start import start as warm_start
 OWN = ROOT / "tests" / "helpers" / "own_model.py"
 MODELS = f"--models={OWN}"
 LOSS = f"--models={ROOT / 'tests' / 'helpers' / 'own_loss.py'}"
-METRICS = (metrics.METRICS, metrics.BY_NAME, metrics.TITLES)
 CONFIG = """
 import tiny
 from jaxrank.config import default
@@ -45,14 +44,11 @@ def get_config():
 def folder(tmp_path_factory):
     """Configs of one id and of two, and a run of the first."""
     folder = tmp_path_factory.mktemp("own")
-    registered = [dict(d) for d in METRICS]
     for name, ids in (("one", 1), ("two", 2)):
         (folder / f"{name}.py").write_text(CONFIG.format(ids=ids))
-    train(folder, "run")
-    yield folder
-    for table, before in zip(METRICS, registered, strict=True):
-        table.clear()
-        table.update(before)
+    with restored():
+        train(folder, "run")
+        yield folder
 
 
 def train(folder, name, *args):
