@@ -508,8 +508,7 @@ def _warn_of_changed_code(args: argparse.Namespace, report: Callable) -> None:
     for run in getattr(args, "runs", None) or [args.workdir]:
         for change in code.changes(files.directory(run)):
             report(
-                f"Warning: {change} since the run in {run} was trained, so this may be another"
-                " model than the one that was trained"
+                f"Warning: {change} since the run in {run} was trained: this may be another model"
             )
 
 

@@ -138,7 +138,7 @@ _ADVICE = {
 
 
 def _property_of(error: Exception) -> str:
-    """Returns the property that an error violates, or an empty text if it tells none."""
+    """Returns the property that an error violates, or an empty text."""
     if isinstance(error, _OF_TRACING):
         return "tracing"
     if type(error).__name__ in _OF_TRAIN:

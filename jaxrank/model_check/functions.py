@@ -93,8 +93,8 @@ def train(case: Case) -> Verdict:
     )
     if state and not is_updated:
         return passes(False, f"training does not update the state {', '.join(state)}", advice)
-    found = ["random numbers"] * is_random + ["updates of statistics"] * is_updated
-    return passes(True, f"{' and '.join(found) or 'nothing random'} in training only", "")
+    changes = ["random numbers"] * is_random + ["updates of statistics"] * is_updated
+    return passes(True, f"{' and '.join(changes) or 'nothing random'} in training only", "")
 
 
 def order(case: Case) -> Verdict:

@@ -34,20 +34,21 @@ def save(workdir: Path, config: Mapping[str, Any]) -> None:
 
 
 def changes(workdir: Path) -> list[str]:
-    """Returns a text for each object whose code is registered and differs from that of the run."""
+    """Returns a text for each file whose code is registered and differs from that of the run."""
     now = extensions.origins()
-    return [
-        f"{kind} {name!r} of {now[kind, name].file} has changed"
-        for kind, name, entry in _entries(workdir)
-        if (kind, name) in now and now[kind, name].checksum != entry.get("checksum")
-    ]
+    by_file: dict[str, list[str]] = {}
+    for kind, name, entry in _entries(workdir):
+        origin = now.get((kind, name))
+        if origin and origin.checksum != entry.get("checksum"):
+            by_file.setdefault(origin.file, []).append(f"{kind} {name!r}")
+    return [f"{file} ({', '.join(names)}) has changed" for file, names in by_file.items()]
 
 
 def check(workdir: Path) -> None:
     """Rejects code that differs from that of the run in `workdir`.
 
     Raises:
-        InputError: names each object that has changed.
+        InputError: names each file that has changed.
     """
     with processes.together():
         if changed := changes(workdir):

@@ -1,6 +1,7 @@
 """A model of a user's own, from a file: everything that the built-in one can do."""
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -149,8 +150,8 @@ def test_code_that_has_changed_is_reported_and_does_not_resume(folder, capsys):
     assert saved["model"]["own"]["file"] == str(OWN)
     saved["model"]["own"]["checksum"] = "of other code"
     path.write_text(json.dumps(saved))
-    changed = f"model 'own' of {OWN} has changed"
-    with pytest.raises(InputError, match=f"{changed}.*--allow-config-change"):
+    changed = f"{OWN} (model 'own') has changed"
+    with pytest.raises(InputError, match=f"{re.escape(changed)}.*--allow-config-change"):
         train(folder, "run")
     capsys.readouterr()
     cli.run(["evaluate", f"--workdir={folder / 'run'}", MODELS])
