@@ -583,7 +583,8 @@ def run(argv: Sequence[str]) -> None:
     if hasattr(args, "config"):
         from jaxrank.config_files import load
 
-        args.config_command = [f"--config={args.config}", *rest]
+        models = [f"--models={file}" for file in args.models]
+        args.config_command = [*models, f"--config={args.config}", *rest]
         args.config = load(args.config, rest)
     several = hasattr(args, "coordinator") and args.verb not in _WITHOUT_DEVICES
     if several:

@@ -14,20 +14,29 @@ from jaxrank.runtime import processes
 _NAME = "code.json"
 
 
+def used(config: Mapping[str, Any]) -> dict[str, dict[str, dict[str, str]]]:
+    """Returns {kind: {name: {"file", "checksum"}}} of the code of users that a config uses.
+
+    Args:
+        config: plain.
+    """
+    names = {("model", config["model"]["name"])}
+    names |= {("loss", task_losses.name_of(entry)) for entry in config["task_losses"].values()}
+    entries: dict[str, dict[str, dict[str, str]]] = {}
+    for (kind, name), origin in extensions.origins().items():
+        if kind == "metric" or (kind, name) in names:
+            entry = {"file": origin.file, "checksum": origin.checksum}
+            entries.setdefault(kind, {})[name] = entry
+    return entries
+
+
 def save(workdir: Path, config: Mapping[str, Any]) -> None:
     """Writes the file, and removes an earlier one if the run has only the program's own code.
 
     Args:
         config: plain.
     """
-    used = {("model", config["model"]["name"])}
-    used |= {("loss", task_losses.name_of(entry)) for entry in config["task_losses"].values()}
-    entries: dict[str, dict[str, Any]] = {}
-    for (kind, name), origin in extensions.origins().items():
-        if kind == "metric" or (kind, name) in used:
-            entry = {"file": origin.file, "checksum": origin.checksum}
-            entries.setdefault(kind, {})[name] = entry
-    if entries:
+    if entries := used(config):
         json_files.write(workdir / _NAME, entries)
     else:
         (workdir / _NAME).unlink(missing_ok=True)

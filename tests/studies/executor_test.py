@@ -14,7 +14,7 @@ import quick_compile
 import tiny
 from checkout import HELPERS, ROOT, TINY
 
-from jaxrank import cli
+from jaxrank import cli, extensions
 from jaxrank.errors import InputError, RunError
 from jaxrank.studies import registry
 from jaxrank.studies.execution.directories import Directories
@@ -108,6 +108,17 @@ def test_results_of_another_config_in_the_workdir_are_an_error(tmp_path):
         executed(workdir, log, config=changed, count=2)
     with pytest.raises(InputError, match=r"settings.seconds: \"unset\", now 0.01"):
         executed(workdir, log, count=2, of_1={"seconds": 0.01})
+
+
+def test_results_of_other_code_of_the_user_are_an_error(tmp_path, monkeypatch):
+    workdir, log = tmp_path / "study", tmp_path / "log"
+    for checksum in "ab":
+        origin = extensions.Origin("brier", "/m.py", checksum)
+        monkeypatch.setitem(extensions._ORIGINS, ("metric", "brier"), origin)
+        if checksum == "a":
+            executed(workdir, log, count=2)
+    with pytest.raises(InputError, match=r"run-0: .*\n  code.metric.brier: \"a\", now \"b\""):
+        executed(workdir, log, count=2)
 
 
 def test_several_workers_take_one_run_after_the_other(tmp_path):

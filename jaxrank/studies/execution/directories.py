@@ -3,7 +3,8 @@
     config.json  run.json  command.txt  log.txt  result.json
 
 `result.json` is written last and atomically. A run is a pure function of its config, kind, settings
-and devices, and of the version of jaxrank. `run.json` has a digest of these.
+and devices, of the version of jaxrank and of the code of the user's model. `run.json` has a digest
+of these.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from jaxrank.errors import InputError
 from jaxrank.studies.execution.kinds import DEVICES, PREPARE, VERBS, WITHOUT_DATA
 from jaxrank.studies.execution.worker import COMMAND, CONFIG, LOG, RESULT, RUN
 from jaxrank.studies.study import RunResult, RunSpec
+from jaxrank.workdir import code
 
 
 class Directories:
@@ -105,15 +107,19 @@ class Directories:
 
     def _inputs(self, spec: RunSpec) -> dict[str, Any]:
         """Returns everything that the result of a run depends on."""
-        return json_files.plain(
-            {
-                "config": self._config(spec),
-                "kind": spec.kind,
-                "settings": spec.settings,
-                "devices": spec.devices,
-                "version": jaxrank.__version__,
+        inputs: dict[str, Any] = {
+            "config": self._config(spec),
+            "kind": spec.kind,
+            "settings": spec.settings,
+            "devices": spec.devices,
+            "version": jaxrank.__version__,
+        }
+        if spec.kind not in (PREPARE, DEVICES) and (used := code.used(inputs["config"])):
+            inputs["code"] = {
+                kind: {name: entry["checksum"] for name, entry in entries.items()}
+                for kind, entries in used.items()
             }
-        )
+        return json_files.plain(inputs)
 
     def _store(self, config: Mapping[str, Any]) -> str:
         """Returns the store of the study if a run with this config reads it, or an empty text."""
