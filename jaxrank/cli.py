@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from jaxrank import json_files, signals
+from jaxrank import extensions, json_files, signals
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.flags import BUNDLE_FLAGS, ONCE, parsers
 from jaxrank.runtime import huge_pages, processes, threads
@@ -496,8 +496,6 @@ def _join(args: argparse.Namespace) -> None:
     processes.check_same("flags and config", str(flags))
     processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
     if args.models:
-        from jaxrank import extensions
-
         checksums = {key: origin.checksum for key, origin in extensions.origins().items()}
         processes.check_same("the files of --models", str(checksums))
 
@@ -576,8 +574,6 @@ def run(argv: Sequence[str]) -> None:
     if getattr(args, "picture", ""):
         _check_picture(Path(args.picture))
     if args.models:
-        from jaxrank import extensions
-
         for file in args.models:
             extensions.load(file)
     if hasattr(args, "config"):
@@ -608,7 +604,15 @@ def run(argv: Sequence[str]) -> None:
     with processes.peer_loss_as_run_error():
         if args.verb in _OF_RUNS and speaks():
             _warn_of_changed_code(args, _progress(args, report))
-        result = _RUN[args.verb](args, report)
+        try:
+            result = _RUN[args.verb](args, report)
+        except (InputError, RunError, StoppedError, OSError):
+            raise
+        except Exception as error:
+            if not (line := extensions.line_of(error)):
+                raise
+            text = " ".join(str(error).split())[:600]
+            raise InputError(f"{line}: {type(error).__name__}: {text}") from error
         if args.json and result and speaks():
             shown = json_files.plain(result, non_finite="null")
             if args.verb in ("train", "evaluate", "compare"):

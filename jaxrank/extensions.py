@@ -8,7 +8,6 @@ is registered. A run records a checksum of the code of each; see `workdir.code`.
 import ast
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import sys
 import traceback
@@ -96,6 +95,8 @@ def load_packages() -> None:
     Raises:
         InputError: a package cannot be imported.
     """
+    import importlib.metadata  # takes as long as all other imports of this module
+
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
             entry.load()
@@ -139,6 +140,20 @@ def load(path: str | Path) -> None:
         raise InputError(f"{where}: {kind}{text}") from error
     finally:
         sys.path.remove(beside)
+
+
+def line_of(error: BaseException) -> str:
+    """Returns the last line of user code in the traceback of an error, such as "FILE, line 3".
+
+    User code is the files that registered something. Empty if the error is not of them.
+    """
+    files = {origin.file for origin in origins().values()}
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if str(Path(frame.filename).resolve()) in files
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def _line(error: BaseException, path: Path) -> int:

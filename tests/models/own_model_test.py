@@ -204,6 +204,23 @@ def test_a_file_that_does_not_run_is_named_with_its_line(tmp_path, text, message
         cli.run(["train", "--config=c.py", f"--models={tmp_path / 'none.py'}", "--workdir=w"])
 
 
+def test_an_error_of_a_model_is_named_with_its_line(tmp_path):
+    text = OWN.read_text().replace('"own"', '"raising"')
+    text = text.replace("        x = nn.relu", "        x = x @ x\n        x = nn.relu")
+    line = 1 + text[: text.index("x @ x")].count("\n")
+    (tmp_path / "m.py").write_text(text)
+    config = CONFIG.replace('"own"', '"raising"').format(ids=1)
+    (tmp_path / "c.py").write_text(config.replace("expected_cost", "bce").replace(", miss=3", ""))
+    flags = [
+        f"--{name}={tmp_path / file}" for name, file in (("models", "m.py"), ("config", "c.py"))
+    ]
+    with (
+        restored(),
+        pytest.raises(InputError, match=rf"m.py, line {line}: TypeError: .*dot_general"),
+    ):
+        cli.run(["train", *flags, f"--workdir={tmp_path / 'run'}", "--config.eval.metric="])
+
+
 def test_a_config_may_register_the_model_that_it_names(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_MODULES", dict(registry._MODULES))
     text = OWN.read_text().replace('"own"', '"beside"')
