@@ -497,8 +497,8 @@ class _ModelSection(ConfigDict):
         if key == "name" and len(names) == 2 and names[0] != names[1] and set(names) <= {*MODELS}:
             before, fields = (_defaults(MODELS[name]) for name in names)
             with self.unlocked():
-                for name in {*before} - {*fields}:
-                    if self.get(name) == before[name]:
+                for name in {*before} - {"name"}:
+                    if name in self and self[name] == before[name]:
                         del self[name]
                 for name in {*fields} - {*self}:
                     super().__setitem__(name, fields[name])

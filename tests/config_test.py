@@ -452,6 +452,7 @@ class Plain(nn.Module):
 
     tasks: int
     width: int = 32
+    activation: str = "gelu"  # a field of the ranker with another default
     widths: tuple[int, ...] = (8,)
     initial: Callable = nn.initializers.zeros
 
@@ -463,7 +464,11 @@ def test_a_module_declares_the_fields_of_the_section_model(monkeypatch):
     monkeypatch.setitem(registry._MODULES, "plain", Plain)
     c = runnable(model="plain")
     of_all = dict(name="plain", parents={}, initial_bias={})
-    assert config_files.to_plain(c.model) == of_all | dict(width=32, widths=[8])
+    fields = dict(width=32, activation="gelu", widths=[8])
+    assert config_files.to_plain(c.model) == of_all | fields
+    by_name = config.default()
+    by_name.model.name = "plain"
+    assert config_files.to_plain(by_name.model) == of_all | fields
     config.check(c)
     c.model.width = 64
     assert config_files.from_plain(config_files.to_plain(c)).model.width == 64
