@@ -124,7 +124,7 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = plan.open_data(located, config.eval.metric, report)
-    config = plan.with_choices(config, workdir, data, lambda _: None)
+    config = plan.choose_unset(config, workdir, data, lambda _: None)
     with config.unlocked():
         config.batch_size, config.steps_per_execution = BATCH, STEPS
         config.data.shards, config.mesh.replicas, config.mesh.devices = DEVICES, 1, 0
