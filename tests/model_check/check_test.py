@@ -31,8 +31,8 @@ def statuses(c, skip):
     ],
 )
 def test_all_properties_hold_for_a_registered_model(model, fields):
-    found, result = statuses(config(model, **fields), ("compile",))
-    assert found == dict.fromkeys((*FUNCTIONS, *TRAINED[:-1]), "pass"), check.describe(result)
+    results, result = statuses(config(model, **fields), ("compile",))
+    assert results == dict.fromkeys((*FUNCTIONS, *TRAINED[:-1]), "pass"), check.describe(result)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_all_properties_hold_for_a_registered_model(model, fields):
 )
 def test_a_broken_model_fails_its_property(model, failed, message):
     skip = TRAINED[failed == "devices" :]
-    found, result = statuses(config(model), skip)
-    assert [name for name, status in found.items() if status == "fail"] == [failed]
+    results, result = statuses(config(model), skip)
+    assert [name for name, status in results.items() if status == "fail"] == [failed]
     assert result.failed == [failed]
     text = check.describe(result)
     (line,) = [line for line in text.splitlines() if line.startswith("FAIL")]
     assert re.search(f"FAIL +{failed} .*{message}", line), line
-    assert check.summary(result).endswith(f"1 of {len(found)} properties failed: {failed}.")
+    assert check.summary(result).endswith(f"1 of {len(results)} properties failed: {failed}.")
 
 
 def test_the_verb_prints_one_line_for_each_property(capsys):
@@ -79,6 +79,6 @@ def test_an_accelerator_without_a_compiler_is_skipped_by_name(monkeypatch):
         raise InputError(f"the compiler for {topology.name} must be installed")
 
     monkeypatch.setattr("jaxrank.aot.devices.devices", absent)
-    found, result = statuses(config("own"), (*FUNCTIONS, *TRAINED[:-1]))
-    assert found == {"compile v3-8": "not applicable"}
+    results, result = statuses(config("own"), (*FUNCTIONS, *TRAINED[:-1]))
+    assert results == {"compile v3-8": "not applicable"}
     assert "skip  compile v3-8  the compiler for v3-8" in check.describe(result)
