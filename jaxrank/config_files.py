@@ -48,6 +48,8 @@ def _override(config: ConfigDict, override: str) -> ConfigDict:
         text = error.args[0] if error.args else error
         if isinstance(error, KeyError | IndexError):
             text = f"no such field or element: {text}"
+        elif isinstance(error, TypeError) and "indices must be integers" in str(text):
+            text = "entries of a list have numbers: give one, such as features.ragged[0].columns."
         text = str(text).removeprefix(f"flag {override}: ")
         for start, must in _CONVERSIONS.items():
             if text.startswith(start):

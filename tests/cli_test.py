@@ -325,6 +325,10 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
             "features.categorical[0][1]=2",
             r"--config.features.categorical\[0\]\[1\]=2: no such field",
         ),
+        (
+            "features.categorical.c0=1",
+            r"--config.features.categorical.c0=1: entries of a list have numbers: give one",
+        ),
         ("features.keep[7]=c0", r"--config.features.keep\[7\]=c0: no such field or element"),
     ],
 )
