@@ -21,6 +21,14 @@ from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.errors import InputError, StoppedError
 from jaxrank.runtime import processes, rendezvous, stop, threads
 
+_PROGRAMS: dict = {}  # of all commands; see `share_programs`
+
+
+class _Patch:
+    """Replaces attributes until the process ends."""
+
+    setattr = staticmethod(setattr)
+
 
 @contextlib.contextmanager
 def _nothing(process):
@@ -37,7 +45,8 @@ def _version(process):
 def _native(process):
     """Disables native code in the first process."""
     native._loaded.cache_clear()
-    with mock.patch.dict(os.environ, JAXRANK_NATIVE=str(process)):
+    with mock.patch.dict(os.environ, JAXRANK_NATIVE=str(process)), mock.patch.dict(_PROGRAMS):
+        _PROGRAMS.clear()  # they have the native code of earlier commands
         yield
     native._loaded.cache_clear()
 
@@ -93,6 +102,9 @@ def main(file, folder):
     rendezvous.join()
     process = processes.place()[0]
     rendezvous.join = lambda *_: None
+    from sharing import share_programs
+
+    share_programs(_Patch, _PROGRAMS)
     *commands, last = json.loads(Path(file).read_text())
     for name, change, args in commands:
         status, error, out = 0, "", io.StringIO()

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import quick_compile
+import study_config
 import tiny
 from checkout import HELPERS, ROOT, TINY
 from runs import newest_state, nothing, records, store_config, without_speed
@@ -36,7 +37,8 @@ from jaxrank.runtime import processes, rendezvous
 from jaxrank.train import train
 from jaxrank.workdir.lock import locked
 
-SECONDS = 240  # far more than any of these takes, far less than for ever
+pytestmark = pytest.mark.usefixtures("shared_programs")
+SECONDS = 600  # far more than any of these takes, far less than for ever
 
 
 def environment(**more):
@@ -92,17 +94,13 @@ def trained(store, tmp_path_factory):
     return workdir, train(config(store), workdir, report=nothing)
 
 
-def final_state(store, workdir):
-    return newest_state(config(store), workdir)
-
-
 def every_record(workdir):
     return without_speed(records(workdir, None))
 
 
-def assert_the_same_run(store, actual, expected):
+def assert_the_same_run(c, actual, expected):
     assert every_record(actual) == every_record(expected)
-    states = [final_state(store, path) for path in (actual, expected)]
+    states = [newest_state(c, path) for path in (actual, expected)]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
@@ -182,8 +180,8 @@ def two(store, trained, tmp_path_factory):
         (folder / "0" / name).symlink_to(store)
 
     run, rejected = folder / "run", flags(store, folder / "rejected")
-    warm = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained[0]}",
-            "--config.checkpoint.every_minutes=1e-6", "--config.steps_per_execution=1")  # fmt: skip
+    warm = ("--config.num_steps=4", "--config.checkpoint.every_minutes=1e-6")
+    warm += (f"--init-from={trained[0]}",)
     commands = [
         ("train", "", ("train", *flags(store, run), "--profile_steps=9:10", "--json")),
         ("predict", "", ("predict", f"--workdir={run}", f"--output={folder / 'two.parquet'}")),
@@ -226,7 +224,7 @@ def succeeded(two, name):
 def test_two_processes_train_the_model_of_one_to_the_bit(store, trained, two):
     (line,) = succeeded(two, "train").splitlines()
     workdir, expected = trained
-    assert_the_same_run(store, two[0] / "run", workdir)
+    assert_the_same_run(config(store), two[0] / "run", workdir)
     assert [r["step"] for r in records(two[0] / "run")] == list(range(1, 17))
     events = sorted((two[0] / "run" / "tensorboard").rglob("events.*"))
     assert [path.parent.name for path in events] == ["train", "valid"]
@@ -270,13 +268,13 @@ def test_scores_of_two_processes_are_those_of_one(trained, two):
 def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, two, tmp_path):
     assert "Started from" in succeeded(two, "warm")
     c = config(store)
-    c.num_steps, c.ema_decay, c.steps_per_execution = 4, 0.9, 1
+    c.num_steps = 4
     train(c, tmp_path, init_from=str(trained[0]), report=nothing)
     states = [newest_state(c, path) for path in (tmp_path, two[0] / "warm start")]
     assert int(states[0].earlier) == 16
     # By time, which the first process decides.
     checkpoints = (two[0] / "warm start" / "checkpoints").iterdir()
-    assert sorted(path.name for path in checkpoints) == ["3", "4"]
+    assert sorted(path.name for path in checkpoints) == ["2", "4"]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
@@ -340,7 +338,7 @@ def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, 
     lines = []
     train(config(store), workdir, report=lines.append)
     assert "Resuming after step 12" in "\n".join(lines)
-    assert_the_same_run(store, workdir, trained[0])
+    assert_the_same_run(config(store), workdir, trained[0])
 
 
 def assert_knows_that_the_other_is_gone(process):
@@ -356,15 +354,20 @@ def test_what_one_process_cannot_read_ends_all(two):
     assert_knows_that_the_other_is_gone(first)
 
 
-# Before step 15 the third process kills itself, once there is a checkpoint.
+# Before step 13 the third process kills itself, once there is a checkpoint. The others wait for it
+# less long than JAX lets them by default, which is 100 seconds.
 DYING = """
-import os, signal, time
+import functools, os, signal, time
 from pathlib import Path
+import jax
 from jaxrank import cli
+jax.distributed.initialize = functools.partial(
+    jax.distributed.initialize, heartbeat_timeout_seconds=20
+)
 from jaxrank.data.batches.pipeline import TrainBatches
 whole, saved = TrainBatches.__next__, Path("{workdir}") / "checkpoints" / "8"
 def dying(self):
-    if self.position == 14 and os.environ["JAX_PROCESS_ID"] == "2":
+    if self.position == 12 and os.environ["JAX_PROCESS_ID"] == "2":
         while not saved.is_dir():
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -374,20 +377,36 @@ cli.main()
 """
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A smaller config for four devices, its flags, and a run of it in this process."""
+    folder = tmp_path_factory.mktemp("small")
+    c = study_config.get_config()
+    c.num_steps, c.mesh.devices, c.data.shards = 16, 4, 4
+    c.data.store = str(folder / "store")
+    sections = c.features.to_dict(), c.source.to_dict()
+    prepare(*sections, folder / "store", block_size=64, report=nothing)
+    train(c, folder / "run", report=nothing)
+    args = (f"--config={study_config.__file__}", f"--config.data.store={folder / 'store'}")
+    args += ("--config.num_steps=16", "--config.mesh.devices=4", "--config.data.shards=4")
+    return c, args, folder / "run"
+
+
 @pytest.mark.slow
-def test_four_processes_of_which_one_is_killed_end_and_are_resumed_by_one(store, trained, tmp_path):
+def test_four_processes_of_which_one_is_killed_end_and_are_resumed_by_one(small, tmp_path):
+    c, args, run = small
     settings, program = coordinator(4), ("-c", DYING.format(workdir=tmp_path / "four"))
-    args = ("train", *flags(store, tmp_path / "four"))
-    several = [started(i, settings, *args, program=program, devices=2) for i in range(4)]
+    args = ("train", *args, f"--workdir={tmp_path / 'four'}")
+    several = [started(i, settings, *args, program=program, devices=1) for i in range(4)]
     for index, result in enumerate(ended(several)):
         if index == 2:
             assert result.returncode == -signal.SIGKILL
         else:
             assert_knows_that_the_other_is_gone(result)
     lines = []
-    train(config(store), tmp_path / "four", report=lines.append)
+    train(c, tmp_path / "four", report=lines.append)
     assert "Resuming after step 8" in lines
-    assert_the_same_run(store, tmp_path / "four", trained[0])
+    assert_the_same_run(c, tmp_path / "four", run)
 
 
 def test_a_failure_of_process_0_alone_ends_all_with_its_reason(tmp_path):
@@ -419,11 +438,12 @@ cli.main()
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_one_process_cannot_read_ends_all(store, trained, tmp_path):
-    shutil.copytree(trained[0], tmp_path / "copy")
-    settings = coordinator()
-    args = ("train", *flags(store, tmp_path / "copy"))
-    several = [started(i, settings, *args, program=("-c", UNREADABLE)) for i in (0, 1)]
+def test_a_checkpoint_that_one_process_cannot_read_ends_all(small, tmp_path):
+    _, args, run = small
+    shutil.copytree(run, tmp_path / "copy")
+    settings, program = coordinator(), ("-c", UNREADABLE)
+    args = ("train", *args, f"--workdir={tmp_path / 'copy'}")
+    several = [started(i, settings, *args, program=program, devices=2) for i in (0, 1)]
     first, second = ended(several)
     assert second.returncode == 2
     assert "is damaged and cannot be restored: a bad disk. Resume from an older" in second.stderr
