@@ -1,15 +1,13 @@
-"""The study of batch sizes: which runs it asks for, what it concludes, and a small real run."""
+"""The study of batch sizes: which runs it asks for, and what it concludes."""
 
-import json
 import math
 
 import pytest
-import quick_compile
 import tiny
-from checkout import HELPERS
 from driving import drive, resolved
 
-from jaxrank import cli
+from jaxrank import config
+from jaxrank.config_files import overridden
 from jaxrank.errors import InputError
 from jaxrank.studies import batch_size, batch_size_cases
 from jaxrank.studies.study import Context, RunResult
@@ -44,6 +42,8 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
         assert overrides["num_steps"] * overrides["batch_size"] == 12_288  # of 12,800
         assert overrides["steps_per_execution"] == (2 if overrides["batch_size"] <= 128 else 1)
         assert overrides["optim.tables.base_batch"] == 128
+    for batch in batches[1:]:
+        config.check(overridden(tiny.config(), batch[-1].overrides))
     first, others, parallel = batches[-3:]
     assert len(first) == 4 + 3 * 3 * 4  # the rules of 64, 512 and 1,024; one of 128
     assert {spec.overrides["seed"] for spec in others} == {1, 2}
@@ -92,19 +92,3 @@ def test_options_that_make_no_study_are_rejected(options, message):
 
     with pytest.raises(InputError, match=message):
         study()
-
-
-def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
-    args = [f"--config={HELPERS / 'study_config.py'}", f"--workdir={tmp_path}", "--runs=1"]
-    args += ["--batch-sizes=32,64", "--base=32", "--rules=sqrt+sqrt_linear", "--warmups=0"]
-    cli.run(["study", "batch-size", *args, "--averages=0", "--workers=2", "--tune-rounds=0"])
-    actual = json.loads((tmp_path / "batch-size.json").read_text())
-    rows = [row[:3] for row in actual["table"]["rows"]]
-    assert rows == [
-        ["synchronous", 32, 16],
-        ["synchronous", 64, 8],
-        ["asynchronous, 2 workers", 32, 16],
-        ["asynchronous, 2 workers", 64, 8],
-    ]
-    assert len({row[7] for row in actual["table"]["rows"]}) == 4

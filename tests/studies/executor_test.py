@@ -1,4 +1,7 @@
-"""Runs of a study: reuse, resume, failures, signals. The runs are fakes except in the last test."""
+"""Runs of a study: reuse, resume, failures, signals. The runs are fakes.
+
+`stability_test` has real ones.
+"""
 
 import dataclasses
 import json
@@ -10,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-import quick_compile
 import tiny
 from checkout import HELPERS, ROOT, TINY
 
@@ -221,31 +223,3 @@ def test_invalid_usage_is_rejected_before_the_workdir_is_made(tmp_path, name, fl
     with pytest.raises(InputError, match=message):
         cli.run(["study", name, f"--config={TINY}", f"--workdir={tmp_path / 'x'}", flag])
     assert not (tmp_path / "x").exists()
-
-
-def test_a_run_trains_on_the_data_of_the_study(tmp_path, monkeypatch):
-    """The one test with a real worker."""
-    monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
-
-    def runs(context):
-        results = yield [RunSpec(f"seed-{i}", {"seed": i, "num_steps": 4}) for i in range(2)]
-        return Outcome(Table(("AUC",), [(r.metrics["click/auc"],) for r in results]))
-
-    lines = []
-    actual = registry.run(
-        Study("seeds", "", Options, runs),
-        tiny.config(),
-        tmp_path,
-        Options(),
-        command=[f"--config={TINY}"],
-        report=lines.append,
-    )
-    assert not actual["failed"], lines
-    (first,), (second,) = actual["table"]["rows"]
-    assert 0 < first != second < 1
-    assert (tmp_path / "data").is_dir()
-    run = tmp_path / "runs" / "seed-1"
-    assert not (run / "train" / "data").exists()
-    assert not (run / "train" / "checkpoints").exists()
-    assert (run / "train" / "metrics.jsonl").exists()
-    assert f"--config.data.store={tmp_path / 'data'}" in (run / "command.txt").read_text()

@@ -91,7 +91,9 @@ def test_more_workers_than_steps_are_rejected():
         drive(stability.runs(context), answer)
 
 
+@pytest.mark.slow
 def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
+    """The one test of studies with real workers."""
     monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
     args = [f"--config={HELPERS / 'study_config.py'}", f"--workdir={tmp_path}", "--runs=2"]
     cli.run(["study", "stability", *args, "--workers=3", "--steps=4", "--tune-rounds=0"])
@@ -107,3 +109,13 @@ def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
     assert min(row[6] for row in rows[1:]) > 0
     assert rows[2][12] >= 1
     assert "Identical synchronous runs are equal" in actual["conclusion"][1]
+    assert not actual["failed"]
+    assert (tmp_path / "data").is_dir()  # of all runs
+    folders = list((tmp_path / "runs").glob("sync-*"))
+    assert folders
+    for folder in folders:
+        assert not (folder / "train" / "data").exists()
+        assert not (folder / "train" / "checkpoints").exists()
+        assert (folder / "train" / "metrics.jsonl").exists()
+        command = (folder / "command.txt").read_text()
+        assert f"--config.data.store={tmp_path / 'data'}" in command
