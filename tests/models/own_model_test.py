@@ -22,6 +22,7 @@ from jaxrank.models import Inputs, from_flax, registry
 from jaxrank.run import build
 from jaxrank.warm_start import start as warm_start
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 OWN = ROOT / "tests" / "helpers" / "own_model.py"
 MODELS = f"--models={OWN}"
 LOSS = f"--models={ROOT / 'tests' / 'helpers' / 'own_loss.py'}"
@@ -39,12 +40,14 @@ def get_config():
     c.eval.metric = "mean/brier"
     return c
 """
+NO_LISTS = CONFIG.replace("    return c", "    c.features.ragged = []\n    return c")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Configs of one id and of two, and a run of the first."""
+    """Configs of one id, of two, and without lists, and a run of the first."""
     folder = tmp_path_factory.mktemp("own")
+    (folder / "no_lists.py").write_text(NO_LISTS.format(ids=1))
     for name, ids in (("one", 1), ("two", 2)):
         (folder / f"{name}.py").write_text(CONFIG.format(ids=ids))
     with restored():
@@ -126,7 +129,7 @@ def test_it_starts_from_a_run_with_one_feature_less(folder):
 
 def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
     pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
-    config = f"--config={folder / 'one.py'}"
+    config = f"--config={folder / 'no_lists.py'}"
     results = result(capsys, "compile", config, "--config.mesh.devices=0", "--topology=v3-8")
     (entry,) = results["topologies"]
     assert entry["fits"] is True
