@@ -51,7 +51,7 @@ CASES = [
 ]
 # A case, steps, bits of floats, and the largest relative difference.
 RUNS = [
-    *(pytest.param(case, 100, 64, 1e-10, marks=pytest.mark.slow) for case in CASES),
+    *(pytest.param(case, 40, 64, 1e-10, marks=pytest.mark.slow) for case in CASES),
     (("rowwise_adagrad", "rows", 4, 2, "batch norm"), 1, 32, 1e-5),
 ]
 

@@ -14,6 +14,7 @@ import zipfile
 from email import message_from_bytes
 
 import pytest
+import quick_compile
 from checkout import ROOT
 
 pytest.importorskip("hatchling", reason="needs the extra test")
@@ -56,6 +57,7 @@ def test_an_installed_package_runs_the_main_job_without_the_checkout(tmp_path):
     changes = ["--config.source.rows.train=9000", "--config.source.rows.valid=1000"]
     changes += ["--config.num_epochs=1"]
     job = ["train", "--config=quickstart", f"--workdir={tmp_path / 'run'}", *changes, "--json"]
+    env["XLA_FLAGS"] = quick_compile.XLA_FLAGS
     result = json.loads(checked([*command, *job], cwd=tmp_path, env=env))
     assert result["step"] == 3  # of 4,096 examples
     assert result["metrics"]["click/logloss"] < 1
