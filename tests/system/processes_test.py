@@ -180,7 +180,7 @@ def two(store, trained, tmp_path_factory):
         (folder / "0" / name).symlink_to(store)
 
     run, rejected = folder / "run", flags(store, folder / "rejected")
-    warm = ("--config.num_steps=4", "--config.checkpoint.every_minutes=1e-6")
+    warm = ("--config.num_steps=8", "--config.checkpoint.every_minutes=1e-6")
     warm += (f"--init-from={trained[0]}",)
     commands = [
         ("train", "", ("train", *flags(store, run), "--profile_steps=9:10", "--json")),
@@ -268,13 +268,13 @@ def test_scores_of_two_processes_are_those_of_one(trained, two):
 def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, two, tmp_path):
     assert "Started from" in succeeded(two, "warm")
     c = config(store)
-    c.num_steps = 4
+    c.num_steps = 8
     train(c, tmp_path, init_from=str(trained[0]), report=nothing)
     states = [newest_state(c, path) for path in (tmp_path, two[0] / "warm start")]
     assert int(states[0].earlier) == 16
     # By time, which the first process decides.
     checkpoints = (two[0] / "warm start" / "checkpoints").iterdir()
-    assert sorted(path.name for path in checkpoints) == ["2", "4"]
+    assert sorted(path.name for path in checkpoints) == ["6", "8"]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
