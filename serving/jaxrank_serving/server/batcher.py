@@ -117,15 +117,19 @@ class Batcher:
 
     def _run(self) -> None:
         while (first := self._take(None)) is not None:
-            batch: list[tuple[_Pending, Encoded]] = []
-            try:
-                self._fill(first, batch)
-                if batch:
-                    self._score(batch)
-            except Exception:  # one batch fails, and the server continues
-                traceback.print_exc()
-                for pending in {first, *(pending for pending, _ in batch)}:
-                    pending.finish(_internal())
+            self._run_batch(first)
+            del first  # while the thread waits, nothing keeps an old version in memory
+
+    def _run_batch(self, first: _Pending) -> None:
+        batch: list[tuple[_Pending, Encoded]] = []
+        try:
+            self._fill(first, batch)
+            if batch:
+                self._score(batch)
+        except Exception:  # one batch fails, and the server continues
+            traceback.print_exc()
+            for pending in {first, *(pending for pending, _ in batch)}:
+                pending.finish(_internal())
 
     def _take(self, until: float | None, model: Model | None = None) -> _Pending | None:
         """Returns the next request.

@@ -3,6 +3,8 @@
 import asyncio
 import shutil
 import threading
+import time
+import weakref
 
 import bundles
 import pytest
@@ -36,8 +38,15 @@ def test_a_new_target_of_a_link_is_loaded_on_request(make_app, bundle, newer, tm
     point(tmp_path / "ads", bundle)
     app = make_app(tmp_path / "ads")
     assert post(app, LOAD).json == {"name": "ads", "version": version(bundle), "loaded": False}
+    assert post(app, "/v1/score", REQUEST).json["version"] == version(bundle)
+    old = weakref.ref(app.repository.model)
     point(tmp_path / "ads", newer)
     assert post(app, LOAD).json == {"name": "ads", "version": version(newer), "loaded": True}
+    # Its tables are unmapped as soon as the thread that scored is done with its last request.
+    until = time.monotonic() + 60
+    while old() is not None and time.monotonic() < until:
+        time.sleep(0.001)
+    assert old() is None
     assert post(app, "/v1/score", REQUEST).json["version"] == version(newer)
     assert f'version="{version(newer)}"' in get(app, "/metrics").body.decode()
     point(tmp_path / "ads", bundle)
