@@ -20,7 +20,7 @@ from jaxrank.errors import InputError
 from jaxrank.metrics.registry import METRICS
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
-VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench", "report", "compare")
+VERBS = ("prepare", "train", "evaluate", "predict", "export", "serve", "bench", "report", "compare")
 
 
 def jaxrank_process(*args, **settings):
@@ -56,6 +56,16 @@ def test_the_configs_that_come_with_the_program_are_listed_and_found_by_name(cap
     assert load("mlperf:dlrm") == load(f"{ROOT / 'configs' / 'mlperf.py'}:dlrm")
     with pytest.raises(InputError, match=r"one of criteo, .*'quickstar'.*nearest.*'quickstart'"):
         load("quickstar")
+
+
+def test_serve_names_what_is_missing(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="nothing: must be a bundle, or a directory of bundles"):
+        cli.run(["serve", str(tmp_path / "nothing"), "--port=0"])
+    with pytest.raises(InputError, match="--port: must be at least 0 .*found -1"):
+        cli.run(["serve", str(tmp_path), "--port=-1"])
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(InputError, match=r"the extra `serve`: found no uvicorn.*'\.\[serve\]'"):
+        cli.run(["serve", str(tmp_path)])
 
 
 def test_help_imports_nothing_heavy():
