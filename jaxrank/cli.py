@@ -306,9 +306,41 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.evaluation.evaluate import predict
 
+    if args.bundle:
+        return _predict_bundle(args, report)
+    for flag in ("input", "hash_key_file"):
+        if value := getattr(args, flag):
+            name = flag.replace("_", "-")
+            raise InputError(f"--{name} must be used with --bundle: found {value!r} without it.")
+    if not args.workdir:
+        raise InputError("--workdir or --bundle must be given: found neither.")
     result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")
     _report_worse(result.worse_than_constant, result.checkpoint, report)
+    return result._asdict()
+
+
+def _predict_bundle(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.export.bundle import check_packages
+    from jaxrank.export.predict import predict_bundle
+
+    given = {"workdir": args.workdir, **_which(args)}
+    given["checkpoint"] = "" if args.checkpoint == "newest" else args.checkpoint
+    for flag, value in given.items():
+        if value:
+            name = flag.replace("_", "-")
+            raise InputError(f"--{name} must be used without --bundle: found {value!r} with it.")
+    if not args.input:
+        raise InputError("--input must name the raw data that --bundle scores: found none.")
+    check_packages("--bundle")
+    result = predict_bundle(
+        args.bundle,
+        inputs=args.input,
+        output=args.output,
+        hash_key_file=args.hash_key_file,
+        report=report,
+    )
+    report(f"{result.rows:,} predictions of {result.bundle}: {result.output}")
     return result._asdict()
 
 

@@ -232,16 +232,18 @@ def _train(sub: argparse.ArgumentParser) -> None:
     _add_processes(sub)
 
 
-def _add_checkpoint(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--workdir", required=True, metavar="DIR", help="directory of the run")
+def _add_checkpoint(sub: argparse.ArgumentParser, required: bool = True) -> None:
+    sub.add_argument(
+        "--workdir", required=required, default="", metavar="DIR", help="directory of the run"
+    )
     sub.add_argument(
         "--checkpoint", default="newest", metavar="WHICH", help="newest, best or a step"
     )
 
 
-def _add_scored(sub: argparse.ArgumentParser) -> None:
+def _add_scored(sub: argparse.ArgumentParser, required: bool = True) -> None:
     """Adds the flags that select a checkpoint and the data to score."""
-    _add_checkpoint(sub)
+    _add_checkpoint(sub, required)
     sub.add_argument(
         "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
     )
@@ -296,7 +298,18 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
 
 
 def _predict(sub: argparse.ArgumentParser) -> None:
-    _add_scored(sub)
+    _add_scored(sub, required=False)
+    group = sub.add_argument_group("with a bundle, in place of --workdir")
+    group.add_argument("--bundle", default="", metavar="DIR", help="a bundle of `jaxrank export`")
+    group.add_argument(
+        "--input",
+        default="",
+        metavar="FILES",
+        help="raw data in the format of the training, or Parquet or CSV: a path, glob or directory",
+    )
+    group.add_argument(
+        "--hash-key-file", default="", metavar="FILE", help="the key of the bundle's data"
+    )
     sub.add_argument("--output", required=True, metavar="FILE", help="a Parquet file")
     _add_quiet(sub)
     _add_processes(sub)

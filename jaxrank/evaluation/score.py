@@ -114,7 +114,7 @@ def score(
     def fetched(outputs: Any, rows: int) -> Scored:
         nonlocal first
         scored = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
-        _check_finite(scored.logits, layout.schema.tasks, split, first)
+        check_finite(scored.logits, layout.schema.tasks, f"split {split.name}", first)
         first += rows
         return scored
 
@@ -130,13 +130,14 @@ def score(
         yield fetched(*item)
 
 
-def _check_finite(logits: np.ndarray, tasks: Sequence[Task], split: Split, first: int) -> None:
+def check_finite(logits: np.ndarray, tasks: Sequence[Task], data: str, first: int) -> None:
+    """Raises RunError if a logit f32[n, tasks] of the rows from `first` of `data` is not finite."""
     bad = ~np.isfinite(logits)
     for i in np.flatnonzero(bad.any(axis=0))[:1]:
         raise RunError(
             f"predictions of task {tasks[i].name} must be finite: found {int(bad[:, i].sum())} that"
-            f" are not, of the {len(bad)} in rows {first} to {first + len(bad) - 1} of split"
-            f" {split.name}; the first is row {first + int(bad[:, i].argmax())}."
+            f" are not, of the {len(bad)} in rows {first} to {first + len(bad) - 1} of {data};"
+            f" the first is row {first + int(bad[:, i].argmax())}."
         )
 
 
@@ -259,7 +260,7 @@ def write_predictions(
     with closing(score(predictor, weights, split, batch_size)) as scores:
         if not processes.is_first():
             return sum(len(scored.logits) for scored in scores)
-        return _write(scores, _rebatched(split.blocks(), batch_size), tasks, output)
+        return write_table(scores, _rebatched(split.blocks(), batch_size), tasks, output)
 
 
 def check_output(output: str | Path) -> Path:
@@ -299,9 +300,15 @@ def _is_of_predict(path: Path) -> bool:
         return False
 
 
-def _write(
+def write_table(
     scores: Iterator[Scored], stored: Iterator[list[Examples]], tasks: Sequence[Task], output: Path
 ) -> int:
+    """Writes predictions as `write_predictions` does, and returns the rows.
+
+    Args:
+        scores: of consecutive examples.
+        stored: the examples, in the same batches.
+    """
     sink = None
     rows = 0
     try:

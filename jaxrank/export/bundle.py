@@ -97,7 +97,7 @@ def export_bundle(
             missing.
         RunError: as `write.export`; or predictions differ from the trained program.
     """
-    _check_packages()
+    check_packages("--format=bundle")
     began = time.perf_counter()
     source = open_source(workdir, checkpoint, data)
     run = source.run
@@ -141,14 +141,19 @@ def export_bundle(
     )
 
 
-def _check_packages() -> None:
+def check_packages(flag: str) -> None:
+    """Raises InputError if a package is missing that bundles need.
+
+    Args:
+        flag: that needs it.
+    """
     try:
         import jaxrank_serving  # noqa: F401
 
         from jaxrank.export.onnx import convert  # noqa: F401, which needs onnx
     except ImportError as error:
         raise InputError(
-            f"--format=bundle: needs the package {error.name}: found none. Install it in a"
+            f"{flag}: needs the package {error.name}: found none. Install it in a"
             " clone of jaxrank with pip install ./serving -e '.[serve]', or export with"
             " --format=files."
         ) from error

@@ -112,6 +112,10 @@ def signature(
         "categorical": [_categorical(e, store, kinds[e.table]) for e in spec.categorical],
         "ragged": [_ragged(entry) for entry in spec.ragged],
         "missing_texts": [nulls] if isinstance(nulls, str) else list(nulls),
+        "preparation": {
+            "features": spec.to_state(),
+            "source": {k: v for k, v in store.spec.source.items() if k != "files"},
+        },
         "hash_key": store.spec.hash_key or "",
     }
 

@@ -96,7 +96,7 @@ class Encoder:
             stacked = np.where(part.rows == MISSING, zeros, part.rows + table.offset)
             if isinstance(entry, Ragged):
                 assert part.lists is not None
-                factors = combiner_factors(entry.combiner, part.lists)
+                factors = combiner_factors(entry.combiner, part.lists.lengths, part.lists.weights)
                 ragged[entry.name] = stacked, part.lists.lengths, factors
             elif part.lengths is None:
                 ids[entry.name] = stacked[:, None]

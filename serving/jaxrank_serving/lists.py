@@ -69,9 +69,13 @@ def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
     return Lists(cut, cut_lengths, kept, int((~keep).sum()), int(over.sum()))
 
 
-def combiner_factors(combiner: str, part: Lists) -> np.ndarray:
-    """Returns f32[ids], the factor of each id's vector in the combined vector of its list."""
-    weights, lengths = part.weights, part.lengths
+def combiner_factors(combiner: str, lengths: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Returns f32[ids], the factor of each id's vector in the combined vector of its list.
+
+    Args:
+        lengths: of the lists, i64[n].
+        weights: of the ids, f[ids], if they have any.
+    """
     if combiner in ("sum", "none"):
         norm = np.ones(len(lengths))
     elif weights is None:

@@ -53,6 +53,9 @@ class Scorer:
         threads: of ONNX Runtime per request.
         hash_key: key of the data, for bundles with keyed hashes.
 
+    Attributes:
+        index: of the vocabularies.
+
     Raises:
         BundleError: the bundle has no ONNX model, or a file does not match its signature.
     """
@@ -67,8 +70,8 @@ class Scorer:
     ):
         self.bundle = bundle
         signature = bundle.signature
-        index = Index(bundle.file(signature.index.file), signature.index)
-        self._encoder = Encoder(signature, index, hash_key)
+        self.index = Index(bundle.file(signature.index.file), signature.index)
+        self._encoder = Encoder(signature, self.index, hash_key)
         self._rows = {stack.name: StackRows(bundle, stack) for stack in signature.stacks}
         self._dense_part = dense_part or _onnx(bundle, threads)
         self._columns = {column.name: column for column in signature.columns}

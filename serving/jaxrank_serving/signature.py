@@ -183,6 +183,7 @@ class Signature:
     model: files of the dense part.
     missing_texts: texts that stand for a missing value in any text column.
     hash_key: fingerprint of the key of a store with keyed hashes, or "".
+    preparation: the sections `features` and `source` of the data, to encode files of it.
     origin: the run, the checkpoint and versions.
     """
 
@@ -199,6 +200,7 @@ class Signature:
     model: Model
     missing_texts: tuple[str, ...]
     hash_key: str
+    preparation: Mapping[str, Any]
     origin: Mapping[str, Any]
 
 

@@ -26,6 +26,7 @@ from jaxrank.export import bundle as bundles
 from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
 from jaxrank.export.comparison import parity
+from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
 
 TASKS = ("click", "buy")
@@ -66,6 +67,7 @@ def run(tmp_path_factory):
         dict(name="spread", kind="difference", columns=("f0", "f1")),
         dict(name="level", kind="log", columns="spread"),
     ]
+    c.features.keep = ("item", "level")
     c.features.categorical = [
         *c.features.categorical,
         dict(columns="crossed", encoding="hash", rows=50),
@@ -110,6 +112,65 @@ def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
     assert [o.name for o in scorer.signature.outputs] == ["click", "buy", "buy_given_click"]
     joint = scores["click"] * scores["buy_given_click"]
     np.testing.assert_allclose(joint, scores["buy"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet"])
+def test_a_bundle_predicts_files_as_the_run_predicts_its_store(
+    run, exported, predicted, tmp_path, end
+):
+    table = pacsv.read_csv(
+        run / "raw" / "valid.csv",
+        convert_options=pacsv.ConvertOptions(
+            column_types=dict.fromkeys(raw(run), pa.string()), strings_can_be_null=True
+        ),
+    )
+    if end == "parquet":
+        table = table.drop_columns(["click"])
+        pq.write_table(table, tmp_path / "raw.parquet", row_group_size=70)
+    else:
+        pacsv.write_csv(table, tmp_path / "raw.csv")
+    output = tmp_path / "p.parquet"
+    flags = [f"--bundle={exported}", f"--input={tmp_path / 'raw'}.{end}", f"--output={output}"]
+    cli.run(["predict", *flags])
+    actual, expected = pq.read_table(output), pq.read_table(run / "p.parquet")
+    assert actual.schema == expected.schema
+    assert "level" in actual.schema.names
+    for name in actual.schema.names:
+        if end == "parquet" and name.startswith("label_"):
+            assert actual[name].null_count == 300
+        elif name.startswith("predicted_"):
+            np.testing.assert_allclose(actual[name], expected[name], atol=1e-6)
+        else:
+            assert actual[name].equals(expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--bundle=B"], "--input must name the raw data"),
+        (["--bundle=B", "--workdir=W", "--input=I"], "--workdir must be used without --bundle"),
+        (["--bundle=B", "--input=I", "--split=s"], "--split must be used without --bundle"),
+        (["--workdir=W", "--input=I"], "--input must be used with --bundle"),
+        ([], "--workdir or --bundle must be given"),
+        (["--bundle=B", "--input=I"], "--bundle: B: must be a bundle: found no manifest"),
+    ],
+)
+def test_flags_of_predictions_by_a_bundle_are_checked(tmp_path, flags, message):
+    with pytest.raises(InputError, match=message):
+        cli.run(["predict", f"--output={tmp_path / 'p.parquet'}", *flags])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bundle_predicts_nothing_from_an_invalid_row(run, exported, tmp_path):
+    lines = (run / "raw" / "valid.csv").read_text().splitlines()
+    cells = lines[200].split(",")
+    cells[lines[0].split(",").index('"f1"')] = "seven"
+    lines[200] = ",".join(cells)
+    (tmp_path / "raw.csv").write_text("\n".join(lines) + "\n")
+    arguments = dict(inputs=str(tmp_path / "raw.csv"), output=str(tmp_path / "p.parquet"))
+    with pytest.raises(InputError, match="raw.csv, row 201, column f1: must be .*'seven'"):
+        predict_bundle(str(exported), **arguments)
+    assert [p.name for p in tmp_path.iterdir()] == ["raw.csv"]
 
 
 def test_values_are_counted_by_feature(run, exported):

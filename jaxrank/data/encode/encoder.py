@@ -69,6 +69,7 @@ class Encoder:
         pseudonymise: maps a raw value to its entry in the vocabulary. None: the value itself.
         earlier_rows: number of rows of each vocabulary in the earlier store. Later rows are new.
         types: of columns that have several types in the files, by name, as in `Source.types`.
+        counts: whether examples are counted in `statistics`.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Encoder:
         pseudonymise: Pseudonymise | None = None,
         earlier_rows: Mapping[str, int] | None = None,
         types: Mapping[str, str] | None = None,
+        counts: bool = True,
     ):
         self.statistics = statistics
+        self._counts = counts
         self._pseudonymise = pseudonymise
         self._earlier_rows = earlier_rows or {}
         self._types = types or {}
@@ -128,8 +131,9 @@ class Encoder:
             logit_correction=labels.logit_correction,
             kept=self._kept(chunk),
         )
-        self._count(raw, labels, lists)
-        self._count_ids(ids, noted)
+        if self._counts:
+            self._count(raw, labels, lists)
+            self._count_ids(ids, noted)
         return examples
 
     @functools.cached_property

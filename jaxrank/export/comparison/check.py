@@ -49,7 +49,7 @@ def check(
     from jaxrank_serving import Scorer
 
     run, layout = source.run, source.layout
-    stand_in = None if bundle.signature.model.onnx else _load_stablehlo(bundle)
+    stand_in = None if bundle.signature.model.onnx else load_stablehlo(bundle)
     every = bundle._replace(signature=parity.without_sources(bundle.signature))
     reference = Reference(run.config, layout, source.stored, weights, raw.examples)
     scorer = Scorer(every, dense_part=stand_in, hash_key=key)
@@ -77,7 +77,7 @@ def check(
     return Checked(compared, latency, rounding)
 
 
-def _load_stablehlo(bundle: "Bundle") -> "DensePart":
+def load_stablehlo(bundle: "Bundle") -> "DensePart":
     """Returns the dense part of a bundle as JAX runs its StableHLO."""
     from jax import export
 

@@ -1,0 +1,223 @@
+"""Predicts raw data with a bundle: the encoders of preparation, and the tables of the scorer."""
+
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.derive import derive
+from jaxrank.data.encode.encoder import Encoder
+from jaxrank.data.examples import Examples, traffic_weights
+from jaxrank.data.keyed_hash import pseudonymise, read_key
+from jaxrank.data.ragged import places_of_lists
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources.registry import make_source
+from jaxrank.data.spec.derived import with_derived
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.statistics.vocabulary import Vocabulary
+from jaxrank.errors import InputError
+from jaxrank.evaluation.score import Scored, check_finite, check_output, write_table
+from jaxrank.export.comparison.check import load_stablehlo
+from jaxrank.features import PAD, UNKNOWN_ROW, Task
+from jaxrank.report import Report
+
+if TYPE_CHECKING:
+    from jaxrank_serving.encoder import Features
+    from jaxrank_serving.index import Index
+    from jaxrank_serving.signature import Signature
+
+_SPLIT = "input"
+_TEXT_KINDS = ("csv", "criteo")
+_ENDS = {".csv": ",", ".tsv": "\t", ".txt": ","}  # delimiters of text of another kind of run
+
+
+class BundlePrediction(NamedTuple):
+    """Summary of the predictions that `predict_bundle` wrote.
+
+    version: checksum of the bundle's manifest.
+    labelled: True if the input has labels.
+    """
+
+    rows: int
+    output: str
+    bundle: str
+    version: str
+    labelled: bool
+    seconds: float
+
+
+def predict_bundle(
+    bundle: str, *, inputs: str, output: str, hash_key_file: str = "", report: Report = print
+) -> BundlePrediction:
+    """Writes the predictions of a bundle for raw data to a Parquet file, row by row in order.
+
+    The columns are the ones of `score.write_predictions`. Labels are null if the input lacks them.
+    Memory does not grow with the input. The file appears under its name only when it is complete.
+
+    Args:
+        bundle: directory of the bundle.
+        inputs: a path, glob or directory of files in the format of the training data, or of Parquet
+            or CSV files by their ends.
+        hash_key_file: key of a store with keyed hashes.
+
+    Raises:
+        InputError: bundle, input or output are invalid, or a row is one that training rejects.
+        RunError: a prediction is not finite, or the output cannot be written.
+    """
+    from jaxrank_serving import BundleError, Scorer
+    from jaxrank_serving.bundle import open_bundle
+
+    began = time.perf_counter()
+    path = check_output(output)
+    key = read_key(hash_key_file) if hash_key_file else None
+    try:
+        opened = open_bundle(bundle)
+        stand_in = None if opened.signature.model.onnx else load_stablehlo(opened)
+        threads = len(os.sched_getaffinity(0))
+        scorer = Scorer(opened, dense_part=stand_in, threads=threads, hash_key=key)
+    except BundleError as error:
+        raise InputError(f"--bundle: {error}") from error
+    signature = opened.signature
+    section = _source(signature.preparation["source"], inputs)
+    source = make_source(section)
+    names = source.columns(_SPLIT)
+    spec, missing = _labelled(feature_spec(signature.preparation["features"]), names)
+    if missing:
+        report(f"Without labels: {inputs} has no column {missing!r}")
+    with_derived(spec.derived, names)  # rejects a missing input
+    source = make_source(section, spec.named)
+    source.check_columns(spec.named)
+    encoder = _encoder(signature, scorer.index, spec, key)
+    tasks = [Task(t.name, t.kind) for t in spec.tasks]
+
+    def scored() -> Iterator[tuple[Scored, list[Examples]]]:
+        first = 1
+        for examples in _ahead(_examples(source, spec, encoder)):
+            arrays = scorer.arrays(_features(signature, examples), examples.rows)
+            logits = scorer.logits(arrays)[:, : len(tasks)]
+            check_finite(logits, tasks, inputs, first)
+            first += examples.rows
+            parts = examples.labels, examples.weights, examples.logit_correction
+            yield Scored(logits, examples.labels, traffic_weights(*parts)), [examples]
+
+    results, stored = itertools.tee(scored())
+    rows = write_table((r for r, _ in results), (pieces for _, pieces in stored), tasks, path)
+    seconds = time.perf_counter() - began
+    return BundlePrediction(rows, output, bundle, opened.version, not missing, seconds)
+
+
+def _source(trained: dict[str, Any], inputs: str) -> dict[str, Any]:
+    """Returns the section `source` for input in the format of the training, or as files end."""
+    files = {"files": {_SPLIT: inputs}}
+    name = inputs.lower()
+    for end in (".gz", ".zst", ".bz2"):
+        name = name.removesuffix(end)
+    end = os.path.splitext(name)[1]
+    if end == ".parquet":
+        return {"kind": "parquet"} | files
+    if end in _ENDS and trained["kind"] not in _TEXT_KINDS:
+        return {"kind": "csv", "delimiter": _ENDS[end]} | files
+    return trained | files
+
+
+def _labelled(spec: FeatureSpec, columns: list[str]) -> tuple[FeatureSpec, str]:
+    """Returns the spec, without labels if a column of them is absent, and that column's name."""
+    missing = sorted(spec.columns_of_tasks - set(columns))
+    is_late = any(task.time for task in spec.tasks) and not spec.as_of
+    if missing or is_late:  # labels that come later need the time of the snapshot
+        return spec.without_labels(), missing[0] if missing else "as_of"
+    return spec, ""
+
+
+def _encoder(
+    signature: "Signature", index: "Index", spec: FeatureSpec, key: bytes | None
+) -> Encoder:
+    seeds = {t.name: t.seed for t in signature.tables if t.encoding == "vocabulary"}
+    buckets = (f for f in signature.categorical if f.encoding == "bucket")
+    return Encoder(
+        spec,
+        {name: _IndexedVocabulary(index, seed) for name, seed in seeds.items()},
+        {entry.name: (entry.mean, entry.std) for entry in signature.dense},
+        Statistics(spec),
+        boundaries={f.name: np.asarray(f.boundaries) for f in buckets},
+        pseudonymise=pseudonymise(key) if signature.hash_key and key else None,
+        counts=False,
+    )
+
+
+class _IndexedVocabulary(Vocabulary):
+    """Looks up values in the index of a bundle."""
+
+    def __init__(self, index: "Index", seed: int):
+        self._index, self._seed = index, seed
+
+    def lookup(self, values: Iterable[str], count: int) -> np.ndarray:
+        encoded = map(str.encode, values)
+        digests = map(xxhash.xxh3_64_intdigest, encoded, itertools.repeat(self._seed))
+        hashes = np.fromiter(digests, np.uint64, count)
+        return self._index.rows(hashes, UNKNOWN_ROW).astype(np.int32)
+
+
+def _examples(source: Any, spec: FeatureSpec, encoder: Encoder) -> Iterator[Examples]:
+    """Yields the encoded rows of all files in order."""
+    rejects = Rejects("error")
+
+    def encode(chunk: Chunk) -> Examples:
+        if spec.derived:
+            chunk = derive(spec.derived, chunk, spec.time_format)
+        return encoder.encode(chunk)
+
+    for part in source.parts(_SPLIT):
+        for chunk in source.chunks(part, rejects):
+            _, examples = rejects.attempt(chunk, encode)
+            assert examples is not None
+            yield examples
+
+
+def _ahead(items: Iterator[Examples]) -> Iterator[Examples]:
+    """Computes the next item in a thread while the current one is in use."""
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(next, items, None)
+        while (item := pending.result()) is not None:
+            pending = pool.submit(next, items, None)
+            yield item
+
+
+def _features(signature: "Signature", examples: Examples) -> "Features":
+    """Converts rows of tables to rows of stacks."""
+    from jaxrank_serving.encoder import Features
+    from jaxrank_serving.lists import combiner_factors
+
+    tables = {table.name: table for table in signature.tables}
+    zeros = {stack.name: stack.rows for stack in signature.stacks}
+
+    def stacked(name: str, rows: np.ndarray) -> np.ndarray:
+        table = tables[name]
+        result = rows.astype(np.int64)
+        result += table.offset
+        result[rows == PAD] = zeros[table.stack]
+        return result
+
+    ids, lists, start = {}, {}, 0
+    for entry in signature.categorical:
+        part = examples.ids[:, start : start + entry.length]
+        start += entry.length
+        ids[entry.name] = stacked(entry.table, part)
+    places = places_of_lists(examples.list_lengths)
+    for i, (feature, place) in enumerate(zip(signature.ragged, places, strict=True)):
+        lengths = examples.list_lengths[:, i].astype(np.int64)
+        weights = None
+        if feature.weights or feature.weight_separator:
+            assert examples.list_weights is not None
+            weights = examples.list_weights[place]
+        factors = combiner_factors(feature.combiner, lengths, weights)
+        lists[feature.name] = stacked(feature.table, examples.list_values[place]), lengths, factors
+    return Features(examples.dense, ids, lists, {})
