@@ -101,7 +101,7 @@ def export_bundle(
     began = time.perf_counter()
     source = open_source(workdir, checkpoint, data)
     run = source.run
-    spec = _features(source)
+    spec = bundle_features(source)
     key, hashed = _key(hash_key_file, source)
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
@@ -159,7 +159,7 @@ def check_packages(flag: str) -> None:
         ) from error
 
 
-def _features(source: Source) -> FeatureSpec:
+def bundle_features(source: Source) -> FeatureSpec:
     """Returns the resolved features of a run, which a bundle can encode."""
     features = feature_spec(to_plain(source.run.config.features))
     return resolve_again(features, source.run.schema, source.store.schema)

@@ -220,4 +220,4 @@ def _features(signature: "Signature", examples: Examples) -> "Features":
             weights = examples.list_weights[place]
         factors = combiner_factors(feature.combiner, lengths, weights)
         lists[feature.name] = stacked(feature.table, examples.list_values[place]), lengths, factors
-    return Features(examples.dense, ids, lists, {})
+    return Features(examples.dense, ids, lists, np.zeros((0, 0), np.int64))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from jaxrank.errors import RunError
-from jaxrank.features import RESERVED_ROWS
+from jaxrank.features import MISSING_ROW, RESERVED_ROWS
 
 _SLICE = 1 << 16  # values hashed at once
 _IN_MEMORY = 1 << 22  # values sorted at once, about
@@ -46,11 +46,12 @@ def write_index(
     """Writes the index of the values of tables, which have the rows after the reserved ones.
 
     Args:
-        vocabularies: name and values in row order of each table.
+        vocabularies: name and values in row order of each table. The index also has the empty text
+            of each, with the row of missing values.
         path: of the file.
         scratch: an empty directory, which is empty again at the end.
     """
-    total = sum(len(values) for _, values in vocabularies)
+    total = sum(1 + len(values) for _, values in vocabularies)
     bits = min(_MOST_BITS, max(1, (total // 2).bit_length() - 1))
     for attempt in range(_ATTEMPTS):
         seeds = {name: seed_of(name, attempt) for name, _ in vocabularies}
@@ -74,6 +75,8 @@ def _records(
     vocabularies: Iterable[tuple[str, pa.ChunkedArray]], seeds: dict[str, int]
 ) -> Iterator[np.ndarray]:
     for name, values in vocabularies:
+        empty = xxhash.xxh3_64_intdigest(b"", seeds[name])
+        yield np.array([(empty, MISSING_ROW)], _RECORD)
         for start in range(0, len(values), _SLICE):
             part = values.slice(start, _SLICE).cast(pa.binary()).to_pylist()
             records = np.empty(len(part), _RECORD)

@@ -5,8 +5,8 @@ All vocabularies are looked up by one call, because a call costs more than a val
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -17,10 +17,11 @@ from jaxrank_serving.index import Index
 from jaxrank_serving.lists import Lists, combiner_factors, lists
 from jaxrank_serving.rows import MISSING, integer_rows
 from jaxrank_serving.signature import Categorical, Dense, Ragged, Signature
-from jaxrank_serving.values import Cells, elements, numbers, texts
+from jaxrank_serving.values import Cells, elements, numbers, numbers_of_columns, texts
 
 MISSING_ROW, UNKNOWN_ROW, RESERVED_ROWS = 0, 1, 2
 _LARGEST = 1e150  # of a number, as in training
+_SINGLE = 3e38  # smaller numbers are finite as float32
 
 
 class Features(NamedTuple):
@@ -29,21 +30,27 @@ class Features(NamedTuple):
     dense: f32[n, dense inputs].
     ids: {feature: stack rows i64[n or 1, length]}.
     lists: {feature: (stack rows i64[ids], lengths i64[n or 1], factors f32[ids])}.
-    counts: {feature: counts i64[6]}, see `scorer.Counts`.
+    counts: i64[features, 6], see `scorer.Counts`, in the order of `Encoder.names`.
     """
 
     dense: np.ndarray
     ids: dict[str, np.ndarray]
     lists: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
-    counts: dict[str, np.ndarray]
+    counts: np.ndarray
 
 
 class _Ids(NamedTuple):
-    """Ids of one feature whose rows are being looked up, i64[ids]."""
+    """Ids of one feature.
 
-    entry: Categorical | Ragged
-    rows: np.ndarray
-    lengths: np.ndarray | None
+    rows: table rows i64[ids], or None if `names` are to be looked up.
+    names: texts, "" where missing.
+    counts: see `Features`.
+    """
+
+    rows: np.ndarray | None
+    names: Sequence[str]
+    counts: list[int]
+    lengths: np.ndarray | None = None
     lists: Lists | None = None
 
 
@@ -54,6 +61,9 @@ class Encoder:
         signature: of the bundle.
         index: of its vocabularies.
         hash_key: key of a store with keyed hashes.
+
+    Attributes:
+        names: of all features, in the order of their counts.
 
     Raises:
         BundleError: the key is missing or another one, or a time zone is unknown.
@@ -73,6 +83,9 @@ class Encoder:
         self._std = np.array([f.std for f in dense])
         self._indicator = np.array([f.missing_indicator for f in dense], bool)
         self._place = np.arange(len(dense)) + np.cumsum(self._indicator) - self._indicator
+        self._entries = self._ordered(signature)
+        self.names = (*(f.name for f in dense), *(f.name for f in self._entries))
+        self._offsets = np.array([self._tables[f.table].offset for f in self._entries], np.int64)
         self._edges = {f.name: np.array(f.boundaries, np.float32) for f in signature.categorical}
 
     def encode(self, columns: Mapping[str, Cells], rows: int) -> Features:
@@ -81,29 +94,34 @@ class Encoder:
         Raises:
             RequestError: a value is one that training rejects.
         """
-        columns = {name: self._without_missing(cells) for name, cells in columns.items()}
+        if self._missing_texts:
+            columns = {name: self._without_missing(cells) for name, cells in columns.items()}
         if self._signature.derived:
             columns = self._derived.add(columns, rows)
-        counts: dict[str, np.ndarray] = {}
+        counts = np.zeros((len(self.names), 6), np.int64)
         dense = self._dense(columns, rows, counts)
-        parts = [self._categorical(f, columns[f.name], counts) for f in self._signature.categorical]
-        parts += [self._ragged(f, columns, counts) for f in self._signature.ragged]
-        self._look_up(parts, counts)
+        parts = [*self._shared_lookups(columns)]
+        parts += [self._categorical(f, columns[f.name]) for f in self._other_categorical]
+        parts += [self._ragged(f, columns) for f in self._signature.ragged]
+        of_ids = counts[len(self._log) :]
+        for i, part in enumerate(parts):
+            of_ids[i] = part.counts
+        stacked = self._stack_rows(parts, of_ids)
         ids, ragged = {}, {}
-        for part, _ in parts:
-            entry, table = part.entry, self._tables[part.entry.table]
-            zeros = self._stacks[table.stack].rows
-            stacked = np.where(part.rows == MISSING, zeros, part.rows + table.offset)
+        for entry, part, rows_of_part in zip(self._entries, parts, stacked, strict=True):
             if isinstance(entry, Ragged):
                 assert part.lists is not None
-                factors = combiner_factors(entry.combiner, part.lists.lengths, part.lists.weights)
-                ragged[entry.name] = stacked, part.lists.lengths, factors
+                lengths, weights = part.lists.lengths, part.lists.weights
+                factors = combiner_factors(entry.combiner, lengths, weights)
+                ragged[entry.name] = rows_of_part, lengths, factors
             elif part.lengths is None:
-                ids[entry.name] = stacked[:, None]
+                ids[entry.name] = rows_of_part[:, None]
             else:
+                table = self._tables[entry.table]
+                zeros = self._stacks[table.stack].rows
                 missing = zeros if table.encoding == "integer" else table.offset + MISSING_ROW
                 matrix = np.full((len(part.lengths), entry.length), missing, np.int64)
-                matrix[part.lengths > 0] = stacked.reshape(-1, entry.length)
+                matrix[part.lengths > 0] = rows_of_part.reshape(-1, entry.length)
                 ids[entry.name] = matrix
         return Features(dense, ids, ragged, counts)
 
@@ -118,49 +136,90 @@ class Encoder:
         pairs = zip(cells.values, is_missing, strict=True)
         return cells._replace(values=[None if missing else v for v, missing in pairs])
 
-    def _dense(
-        self, columns: Mapping[str, Cells], rows: int, counts: dict[str, np.ndarray]
-    ) -> np.ndarray:
+    def _ordered(self, signature: Signature) -> list[Categorical | Ragged]:
+        """Returns the features with ids: first those of plain texts that are looked up."""
+        columns = {column.name: column for column in signature.columns}
+        plain: list[Categorical] = []
+        others: list[Categorical] = []
+        for entry in signature.categorical:
+            column = columns.get(entry.name)
+            is_text = column is not None and column.type == "text" and not column.is_list
+            is_looked_up = entry.encoding == "vocabulary" and entry.length == 1
+            (plain if is_text and is_looked_up else others).append(entry)
+        self._plain, self._other_categorical = plain, others
+        return [*plain, *others, *signature.ragged]
+
+    def _dense(self, columns: Mapping[str, Cells], rows: int, counts: np.ndarray) -> np.ndarray:
         """Returns f32[n, dense inputs]."""
         entries = self._signature.dense
+        parts = self._numbers(columns)
         raw = np.empty((rows, len(entries)), order="F")
-        vectors: dict[str, np.ndarray] = {}
-        for i, entry in enumerate(entries):
-            cells = columns[entry.column]
-            if entry.length == 1:
-                values = numbers(cells)
-            else:
-                if entry.column not in vectors:
-                    vectors[entry.column] = _vector(entry, cells)
-                values = vectors[entry.column][:, entry.index]
-            large = np.abs(values) > _LARGEST
-            if large.any():
-                must = f"a number of at most {_LARGEST:g} in size, or empty"
-                cells.reject(int(np.flatnonzero(large)[0]), must)
-            absent = int(np.count_nonzero(np.isnan(values)))
-            counts[entry.name] = _counted(len(values), absent)
+        for i, values in enumerate(parts):
             raw[:, i] = values
         missing = np.isnan(raw)
+        sizes_of_numbers = np.abs(raw)
+        largest = np.fmax.reduce(sizes_of_numbers, axis=None, initial=0.0)
+        if largest > _LARGEST:
+            i = int(np.flatnonzero((np.abs(raw) > _LARGEST).any(axis=0))[0])
+            must = f"a number of at most {_LARGEST:g} in size, or empty"
+            index = int(np.flatnonzero(np.abs(parts[i]) > _LARGEST)[0])
+            columns[entries[i].column].reject(index, must)
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+        counts[: len(entries), 0] = sizes
+        counts[: len(entries), 1] = missing.sum(axis=0) * sizes // max(rows, 1)
         if self._log.any():
-            part = raw[:, self._log]
-            raw[:, self._log] = np.copysign(np.log1p(np.abs(part)), part)
-        scaled = (raw - self._mean) / self._std
+            np.copysign(np.log1p(sizes_of_numbers), raw, out=raw, where=self._log)
+        scaled = raw - self._mean
+        scaled /= self._std
         scaled[missing] = 0
         result = np.empty((rows, len(entries) + int(self._indicator.sum())), np.float32)
         with np.errstate(over="ignore"):
             result[:, self._place] = scaled
-            bad = np.isinf(result[:, self._place]) | np.isinf(raw.astype(np.float32))
-        if bad.any():
-            row, i = (int(axis[0]) for axis in np.nonzero(bad))
-            cells = columns[entries[i].column]
-            cells.reject(0 if cells.is_context else row, "in the range of float32")
+        if max(largest, np.abs(scaled).max(initial=0)) > _SINGLE:
+            self._check_single(columns, raw, scaled)
         result[:, self._place[self._indicator] + 1] = missing[:, self._indicator]
         return result
 
-    def _categorical(
-        self, entry: Categorical, cells: Cells, counts: dict[str, np.ndarray]
-    ) -> tuple[_Ids, list[Any] | None]:
-        """Returns the rows of a feature, and the texts to look up, if any."""
+    def _check_single(
+        self, columns: Mapping[str, Cells], raw: np.ndarray, scaled: np.ndarray
+    ) -> None:
+        """Rejects numbers f64[n, features] that are infinite as float32."""
+        with np.errstate(over="ignore"):
+            bad = np.isinf(scaled.astype(np.float32)) | np.isinf(raw.astype(np.float32))
+        if bad.any():
+            row, i = (int(axis[0]) for axis in np.nonzero(bad))
+            cells = columns[self._signature.dense[i].column]
+            cells.reject(0 if cells.is_context else row, "in the range of float32")
+
+    def _numbers(self, columns: Mapping[str, Cells]) -> list[np.ndarray]:
+        """Returns f64[n or 1] of each dense feature, NaN where missing."""
+        entries = self._signature.dense
+        single = [columns[e.column] for e in entries if e.length == 1]
+        joined = numbers_of_columns(single)
+        vectors: dict[str, np.ndarray] = {}
+        result = []
+        for entry in entries:
+            if entry.length == 1:
+                result.append(joined.pop(0))
+                continue
+            if entry.column not in vectors:
+                vectors[entry.column] = _vector(entry, columns[entry.column])
+            result.append(vectors[entry.column][:, entry.index])
+        return result
+
+    def _shared_lookups(self, columns: Mapping[str, Cells]) -> list[_Ids]:
+        """Returns the texts of all plain features. Their types are checked together."""
+        cells = [columns[entry.name] for entry in self._plain]
+        types = set(map(type, itertools.chain.from_iterable(c.values for c in cells)))
+        if types <= {str}:
+            names: list[Sequence[str]] = [c.values for c in cells]
+        elif types <= {str, type(None)}:
+            names = [[value or "" for value in c.values] for c in cells]
+        else:
+            names = [[value or "" for value in texts(c)] for c in cells]
+        return [_Ids(None, part, [len(part), 0, 0, 0, 0, 0]) for part in names]
+
+    def _categorical(self, entry: Categorical, cells: Cells) -> _Ids:
         if entry.encoding == "bucket":
             values = numbers(cells)
             with np.errstate(over="ignore"):
@@ -168,110 +227,104 @@ class Encoder:
             rows = RESERVED_ROWS + np.searchsorted(self._edges[entry.name], single, side="right")
             missing = np.isnan(values)
             rows[missing] = MISSING_ROW
-            counts[entry.name] = _counted(len(rows), int(missing.sum()))
-            return _Ids(entry, rows, None), None
-        lengths = None
-        if entry.length > 1:
-            must = f"{entry.length} ids"
-            ids, lengths = elements(cells, entry.separator, entry.brackets, must)
-            for i in np.flatnonzero((lengths != entry.length) & (lengths != 0)).tolist():
-                cells.reject(i, f"a list of {must}")
-            cells = ids
-        rows, names, missing, out_of_range = self._rows(entry, cells)
-        total = len(rows)
-        if lengths is not None:
-            absent = int(np.count_nonzero(lengths == 0)) * entry.length
-            total, missing = total + absent, missing + absent
-        counts[entry.name] = _counted(total, missing, out_of_range=out_of_range)
-        return _Ids(entry, rows, lengths), names
+            return _Ids(rows, [], [len(rows), int(missing.sum()), 0, 0, 0, 0])
+        if entry.length == 1:
+            return self._rows(entry, cells)
+        must = f"{entry.length} ids"
+        ids, lengths = elements(cells, entry.separator, entry.brackets, must)
+        for i in np.flatnonzero((lengths != entry.length) & (lengths != 0)).tolist():
+            cells.reject(i, f"a list of {must}")
+        part = self._rows(entry, ids)
+        absent = int(np.count_nonzero(lengths == 0)) * entry.length
+        part.counts[0] += absent
+        part.counts[1] += absent
+        return part._replace(lengths=lengths)
 
-    def _ragged(
-        self, entry: Ragged, columns: Mapping[str, Cells], counts: dict[str, np.ndarray]
-    ) -> tuple[_Ids, list[Any] | None]:
+    def _ragged(self, entry: Ragged, columns: Mapping[str, Cells]) -> _Ids:
         weights = columns[entry.weights] if entry.weights else None
         cells = columns[entry.name]
         if weights is not None and weights.is_context != cells.is_context:
             must = f"given where {entry.name} is, in the context or with each candidate"
             raise RequestError(entry.weights, None, must, "in the other place")
-        part = lists(entry, cells, weights)
-        rows, names, missing, out_of_range = self._rows(entry, part.ids)
-        counts[entry.name] = _counted(
-            len(rows),
-            missing,
-            out_of_range=out_of_range,
-            truncated=part.truncated,
-            truncated_lists=part.truncated_lists,
-        )
-        return _Ids(entry, rows, part.lengths, part), names
+        cut = lists(entry, cells, weights)
+        part = self._rows(entry, cut.ids)
+        part.counts[4:] = cut.truncated, cut.truncated_lists
+        return part._replace(lists=cut)
 
-    def _rows(
-        self, entry: Categorical | Ragged, cells: Cells
-    ) -> tuple[np.ndarray, list[Any] | None, int, int]:
-        """Returns table rows i64[ids], texts to look up, and counts: missing and out of range."""
+    def _rows(self, entry: Categorical | Ragged, cells: Cells) -> _Ids:
+        """Returns the rows of ids, or their texts if they are looked up."""
         table = self._tables[entry.table]
         if table.encoding == "integer":
             rows, bad = integer_rows(cells, table)
-            return rows, None, int(np.count_nonzero(rows == MISSING)), bad
+            missing = int(np.count_nonzero(rows == MISSING))
+            return _Ids(rows, [], [len(rows), missing, 0, bad, 0, 0])
         names = texts(cells)
-        rows = np.full(len(names), MISSING_ROW, np.int64)
-        missing = names.count(None)
         if table.encoding == "vocabulary":
-            return rows, names, missing, 0
+            return _Ids(None, [name or "" for name in names], [len(names), 0, 0, 0, 0, 0])
+        rows = np.full(len(names), MISSING_ROW, np.int64)
         present = np.array([name is not None for name in names], bool)
         spread, salt = table.rows - RESERVED_ROWS, entry.salt.encode()
         digest = xxhash.xxh64_intdigest
-        encoded = _encoded([name for name in names if name is not None], cells)
+        encoded = _encoded([name for name in names if name is not None], cells.column.name)
         hashed = (RESERVED_ROWS + digest(salt + value) % spread for value in encoded)
         rows[present] = np.fromiter(hashed, np.int64, len(encoded))
-        return rows, None, missing, 0
+        return _Ids(rows, [], [len(rows), len(names) - len(encoded), 0, 0, 0, 0])
+
+    def _stack_rows(self, parts: Sequence[_Ids], counts: np.ndarray) -> list[np.ndarray]:
+        """Returns the stack rows of each feature, i64[ids]. Texts are looked up by one call.
+
+        Args:
+            parts: of the features.
+            counts: of the features, i64[features, 6]. Missing and unknown ones are added.
+        """
+        places = [i for i, part in enumerate(parts) if part.rows is None]
+        sizes = np.fromiter((len(parts[i].names) for i in places), np.int64, len(places))
+        owner = np.repeat(np.array(places, np.int64), sizes)
+        rows = self._look_up([self._entries[i] for i in places], [parts[i].names for i in places])
+        reserved = np.flatnonzero(rows < RESERVED_ROWS)
+        kinds = owner[reserved] * RESERVED_ROWS + rows[reserved]
+        counted = np.bincount(kinds, minlength=len(parts) * RESERVED_ROWS)
+        counts[:, 1:3] += counted.reshape(-1, RESERVED_ROWS)  # missing, unknown
+        rows += self._offsets[owner]
+        ends = np.cumsum(sizes).tolist()
+        looked_up = (
+            rows[end - len(parts[i].names) : end] for i, end in zip(places, ends, strict=True)
+        )
+        result = []
+        for entry, part in zip(self._entries, parts, strict=True):
+            if part.rows is None:
+                result.append(next(looked_up))
+                continue
+            table = self._tables[entry.table]
+            zeros = self._stacks[table.stack].rows
+            result.append(np.where(part.rows == MISSING, zeros, part.rows + table.offset))
+        return result
 
     def _look_up(
-        self,
-        parts: list[tuple[_Ids, list[Any] | None]],
-        counts: dict[str, np.ndarray],
-    ) -> None:
-        """Fills in the rows of all features with vocabularies, from the texts beside them."""
-        hashes, places = [], []
-        for part, names in parts:
-            if names is None:
-                continue
-            present: Any = slice(None)
-            if None in names:
-                present = np.array([name is not None for name in names], bool)
-                names = [name for name in names if name is not None]
-            if self._pseudonymise is not None:
-                names = list(map(self._pseudonymise, names))
-            seed = self._tables[part.entry.table].seed
-            encoded = _encoded(names, part.entry.name)
-            digests = map(xxhash.xxh3_64_intdigest, encoded, itertools.repeat(seed))
-            hashes.append(np.fromiter(digests, np.uint64, len(names)))
-            places.append((part, present))
-        if not hashes:
-            return
-        rows = self._index.rows(np.concatenate(hashes), UNKNOWN_ROW)
-        start = 0
-        for (part, present), part_hashes in zip(places, hashes, strict=True):
-            result = rows[start : start + len(part_hashes)]
-            start += len(part_hashes)
-            part.rows[present] = result
-            counts[part.entry.name][2] += np.count_nonzero(result == UNKNOWN_ROW)
+        self, entries: Sequence[Categorical | Ragged], names: Sequence[Sequence[str]]
+    ) -> np.ndarray:
+        """Returns the table rows i64[ids] of the texts of several features. "" is missing."""
+        if self._pseudonymise is not None:
+            hashed = self._pseudonymise
+            names = [[hashed(name) if name else "" for name in part] for part in names]
+        joined: list[str] = list(itertools.chain.from_iterable(names))
+        seeds = [self._tables[entry.table].seed for entry in entries]
+        repeated = map(itertools.repeat, seeds, map(len, names))
+        seed_of_each = itertools.chain.from_iterable(repeated)
+        try:
+            digests = map(xxhash.xxh3_64_intdigest, map(str.encode, joined), seed_of_each)
+            hashes = np.fromiter(digests, np.uint64, len(joined))
+        except UnicodeEncodeError:
+            for entry, part in zip(entries, names, strict=True):
+                _encoded(part, entry.name)
+            raise
+        return self._index.rows(hashes, UNKNOWN_ROW)
 
 
-def _counted(
-    values: int,
-    missing: int,
-    out_of_range: int = 0,
-    truncated: int = 0,
-    truncated_lists: int = 0,
-) -> np.ndarray:
-    return np.array([values, missing, 0, out_of_range, truncated, truncated_lists], np.int64)
-
-
-def _encoded(names: list[Any], where: Any) -> list[bytes]:
+def _encoded(names: Sequence[str], column: str) -> list[bytes]:
     try:
         return list(map(str.encode, names))
     except UnicodeEncodeError as error:
-        column = where.column.name if isinstance(where, Cells) else where
         raise RequestError(column, None, "text in UTF-8", f"{error.object!r:.80}") from error
 
 

@@ -6,9 +6,10 @@ The file has three parts, little-endian:
     u32[2 ** bits + 1]   number of hashes whose first `bits` bits are below each prefix
     i32[values]          the row of each value in its table
 
-A lookup reads the range of a prefix and bisects it `steps` times. No two values have equal hashes,
-because the writer changes the seeds until that holds. A value that is in no vocabulary has the row
-of another with probability values / 2^64.
+The empty text, which stands for a missing value, has the row 0 in each table. A lookup reads the
+range of a prefix and bisects it `steps` times. No two values have equal hashes, because the writer
+changes the seeds until that holds. A value that is in no vocabulary has the row of another with
+probability values / 2^64.
 """
 
 from pathlib import Path
@@ -47,17 +48,16 @@ class Index:
 
     def rows(self, hashes: np.ndarray, absent: int) -> np.ndarray:
         """Returns i64[n], the row of each hash u64[n], or `absent`."""
-        count = len(self._hashes)
-        if not count:
+        if not len(self._hashes):
             return np.full(len(hashes), absent, np.int64)
-        prefix = (hashes >> self._shift).astype(np.int64)
-        low, high = self._prefixes[prefix].astype(np.int64), self._prefixes[prefix + 1]
-        high = high.astype(np.int64)
-        for _ in range(self._steps):
-            middle = (low + high) >> 1
-            is_below = self._hashes[np.minimum(middle, count - 1)] < hashes
-            is_below &= middle < high
-            low = np.where(is_below, middle + 1, low)
-            high = np.where(is_below, high, middle)
-        place = np.minimum(low, count - 1)
-        return np.where(self._hashes[place] == hashes, self._rows[place], absent).astype(np.int64)
+        place = self._prefixes.take((hashes >> self._shift).view(np.int64)).astype(np.int64)
+        # Hashes with later prefixes are larger, so a search needs no upper bound. A search that
+        # runs beyond the last hash reads the last one, which is not equal.
+        for step in reversed(range(self._steps)):
+            half = 1 << step
+            is_below = self._hashes.take(place + (half - 1), mode="clip") < hashes
+            np.add(place, half, out=place, where=is_below)
+        is_equal = self._hashes.take(place, mode="clip") == hashes
+        rows = self._rows.take(place, mode="clip").astype(np.int64)
+        rows[~is_equal] = absent
+        return rows

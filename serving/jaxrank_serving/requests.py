@@ -1,6 +1,7 @@
 """Checks a request and arranges its values by column."""
 
 import datetime
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -80,16 +81,24 @@ def _as_columns(candidates: Candidates) -> tuple[dict[str, _Values], int]:
     if isinstance(candidates, str | bytes) or not isinstance(candidates, Sequence):
         must = "a list of candidates, or columns of values"
         raise RequestError("candidates", None, must, f"{candidates!r:.80}")
-    for i, candidate in enumerate(candidates):
-        if not isinstance(candidate, Mapping):
-            raise RequestError("candidate", i, "an object of features", f"{candidate!r:.80}")
+    if set(map(type, candidates)) != {dict}:
+        for i, candidate in enumerate(candidates):
+            if not isinstance(candidate, Mapping):
+                raise RequestError("candidate", i, "an object of features", f"{candidate!r:.80}")
     columns: dict[str, _Values] = {}
-    for name in candidates[0] if candidates else ():
-        try:
-            columns[name] = _Values([candidate[name] for candidate in candidates], [])
-        except KeyError:
-            columns[name] = _partly_absent(candidates, name)
-    if any(len(candidate) != len(columns) for candidate in candidates):
+    names = list(candidates[0]) if candidates else []
+    try:
+        if len(names) > 1:
+            by_candidate = map(operator.itemgetter(*names), candidates)
+            parts = zip(*by_candidate, strict=True)
+            columns = {n: _Values(part, []) for n, part in zip(names, parts, strict=True)}
+        else:
+            columns = {n: _Values([candidate[n] for candidate in candidates], []) for n in names}
+    except KeyError:
+        columns = {n: _partly_absent(candidates, n) for n in names}
+    if set(map(len, candidates)) != {len(columns)} and any(
+        len(candidate) != len(columns) for candidate in candidates
+    ):
         for candidate in candidates:
             for name in candidate.keys() - columns.keys():
                 columns[name] = _partly_absent(candidates, name)

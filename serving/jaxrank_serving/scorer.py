@@ -55,6 +55,7 @@ class Scorer:
 
     Attributes:
         index: of the vocabularies.
+        encoder: of requests.
 
     Raises:
         BundleError: the bundle has no ONNX model, or a file does not match its signature.
@@ -71,13 +72,13 @@ class Scorer:
         self.bundle = bundle
         signature = bundle.signature
         self.index = Index(bundle.file(signature.index.file), signature.index)
-        self._encoder = Encoder(signature, self.index, hash_key)
+        self.encoder = Encoder(signature, self.index, hash_key)
         self._rows = {stack.name: StackRows(bundle, stack) for stack in signature.stacks}
         self._dense_part = dense_part or _onnx(bundle, threads)
         self._columns = {column.name: column for column in signature.columns}
         self._lengths = {f.name: f.max_length for f in signature.ragged}
         self._lock = threading.Lock()
-        self._counts: dict[str, np.ndarray] = {}
+        self._counts = np.zeros((len(self.encoder.names), len(Counts._fields)), np.int64)
 
     @property
     def signature(self) -> Signature:
@@ -107,7 +108,7 @@ class Scorer:
         columns, rows = cells_of_request(context, candidates, self._columns)
         if not rows:
             return {output.name: np.zeros(0) for output in self.signature.outputs}
-        features = self._encoder.encode(columns, rows)
+        features = self.encoder.encode(columns, rows)
         logits = self.logits(self.arrays(features, rows))
         self.count(features)
         return self.predictions(logits)
@@ -119,12 +120,13 @@ class Scorer:
     ) -> tuple[Features, int]:
         """Returns the encoded features of a request, and the number of candidates."""
         columns, rows = cells_of_request(context, candidates, self._columns)
-        return self._encoder.encode(columns, rows), rows
+        return self.encoder.encode(columns, rows), rows
 
     def counts(self) -> dict[str, Counts]:
         """Returns the counts of each feature since the bundle was loaded."""
         with self._lock:
-            return {name: Counts(*map(int, counts)) for name, counts in self._counts.items()}
+            rows = self._counts.tolist()
+        return {name: Counts(*row) for name, row in zip(self.encoder.names, rows, strict=True)}
 
     def arrays(self, features: Features, rows: int) -> dict[str, np.ndarray]:
         """Returns the inputs of the dense part by name, with the vectors of the tables."""
@@ -167,11 +169,7 @@ class Scorer:
     def count(self, features: Features) -> None:
         """Adds the values of scored features to the counts."""
         with self._lock:
-            for name, counts in features.counts.items():
-                if name in self._counts:
-                    self._counts[name] += counts
-                else:
-                    self._counts[name] = counts
+            self._counts += features.counts
 
 
 def _sequence(

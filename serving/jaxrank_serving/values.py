@@ -4,6 +4,7 @@ JSON has fewer types than Arrow: `36`, `"36.0"` and `true` mean what the trained
 them. A value of another type than the column's is converted where only one meaning is possible.
 """
 
+import contextlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ EXACT_BELOW = {"float16": 2**11, "float32": 2**24, "float64": 2**53}
 _WHOLE = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MOST_DIGITS = 400
-_DIGITS = frozenset("0123456789+-.eE")  # of these, Python reads the same texts as Arrow
+_DIGITS = b"0123456789+-.eE"  # of these, Python reads the same texts as Arrow
+_REMEMBERED, _LONG = 1 << 16, 32  # texts of numbers, and letters of each
 _ID = "text or a whole number"
 
 
@@ -179,16 +181,64 @@ def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
     return result
 
 
+def numbers_of_columns(columns: Sequence[Cells]) -> list[np.ndarray]:
+    """Returns `numbers` of each column. Values of common types are converted together."""
+    joined = list(itertools.chain.from_iterable(cells.values for cells in columns))
+    types = set(map(type, joined))
+    is_rounded = any(cells.column.type in ("float32", "float16", "bool") for cells in columns)
+    result = None
+    if types <= {str, type(None)} and not is_rounded:
+        with contextlib.suppress(ValueError):
+            result = np.fromiter(map(_PARSED.__getitem__, joined), np.float64, len(joined))
+    elif types <= {int, float, type(None)} and not is_rounded:
+        with contextlib.suppress(OverflowError):
+            result = np.array(joined, np.float64)
+            if types != {int} and not _is_finite(joined, result):
+                result = None
+    if result is None:
+        return [numbers(cells) for cells in columns]
+    ends = itertools.accumulate(len(cells.values) for cells in columns)
+    return [result[end - len(cells.values) : end] for cells, end in zip(columns, ends, strict=True)]
+
+
+def _is_finite(values: list[Any], result: np.ndarray) -> bool:
+    """Returns True if all values but None are finite."""
+    return int(np.isfinite(result).sum()) == len(values) - values.count(None)
+
+
+class _Parsed(dict[str | None, float]):
+    """Numbers that texts stand for, NaN for a missing one. Remembers the first ones.
+
+    Raises:
+        ValueError: a text is not a finite number.
+    """
+
+    def __missing__(self, text: str | None) -> float:
+        number = _number(text, "text")
+        if text and not np.isfinite(number):
+            raise ValueError
+        if len(self) < _REMEMBERED and (not text or len(text) < _LONG):
+            self[text] = number
+        return number
+
+
+_PARSED = _Parsed()
+
+
 def _convert_all(values: list[Any], types: set[type], kind: str) -> np.ndarray | None:
     """Converts numbers, or texts of plain digits, without a check of each. None if it cannot."""
     try:
         if types <= {int, float, type(None)}:
             return np.array(values, np.float64)  # NaN for None
-        if types <= {str, type(None)} and _DIGITS.issuperset("".join(filter(None, values))):
+        if types <= {str, type(None)} and not _other_letters("".join(filter(None, values))):
             return np.array([float(value) if value else np.nan for value in values])
     except (ValueError, OverflowError):
         pass
     return None
+
+
+def _other_letters(text: str) -> bytes:
+    return text.encode(errors="replace").translate(None, _DIGITS)
 
 
 def _number(value: Any, kind: str) -> float:
