@@ -30,6 +30,7 @@ from jaxrank.export.comparison.raw_rows import raw_rows
 from jaxrank.export.progress import Progress
 from jaxrank.export.signature import Requests
 from jaxrank.export.stack_files import write_stack
+from jaxrank.export.statistics import statistics
 from jaxrank.export.table_rows import table_rows
 from jaxrank.export.vocabulary_index import Written, write_index
 from jaxrank.export.write import Source, open_source, written
@@ -105,6 +106,7 @@ def export_bundle(
     key, hashed = _key(hash_key_file, source)
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
+    described["statistics"] = statistics(source, spec)
     interrupted: list[bool] = []
     with (
         written(output, keep=lambda: bool(interrupted)) as partial,

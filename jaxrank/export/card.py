@@ -1,5 +1,6 @@
 """Writes model_card.md of a bundle: what the model is, from which data, and how well it did."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,16 +24,47 @@ def card(signature: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         f"Exported by jaxrank {origin['jaxrank_version']} from `{origin['checkpoint']}`.",
         "",
         f"- Outputs: {', '.join(outputs)}.",
-        f"- Raw columns: {', '.join(column['name'] for column in signature['columns'])}.",
         f"- Rows: {sum(stack['rows'] for stack in signature['stacks']):,} in"
         f" {len(signature['tables'])} tables, stored as {signature['stacks'][0]['dtype']}."
         if signature["stacks"]
         else "- No tables.",
     ]
-    for title, values in facts.items():
+    lines += ["", "## Columns of a request", "", "| | type | place | if it is omitted |"]
+    lines += ["| --- | --- | --- | --- |"]
+    lines += [_column(column) for column in signature["columns"]]
+    for title, values in {**data_facts(signature["statistics"]), **facts}.items():
         lines += ["", f"## {title}", "", "| | |", "| --- | --- |"]
         lines += [f"| {name} | {_shown(value)} |" for name, value in values.items()]
     return "\n".join(lines) + "\n"
+
+
+def _column(column: Mapping[str, Any]) -> str:
+    kind = f"list of {column['type']}" if column["is_list"] else column["type"]
+    place = {"any": "context or candidate"}.get(column["source"], column["source"])
+    omitted = "rejected" if column["required"] else f"`{json.dumps(column['default'])}`"
+    if column["now"]:
+        omitted = "the time of the request"
+    return f"| {column['name']} | {kind} | {place} | {omitted} |"
+
+
+def data_facts(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the sections of the page about the data, {title: {name: value}}."""
+    if statistics["rows"] is None:
+        return {}
+    split, rows = statistics["split"], statistics["rows"]
+    means = {
+        f"{task['task']}, mean {kind}": task[f"{kind}_mean"]
+        for task in statistics["tasks"]
+        for kind in ("label", "score")
+        if task[f"{kind}_mean"] is not None
+    }
+    features = {}
+    for entry in statistics["features"]:
+        shares = [f"{entry[k]:.1%} {k}" for k in ("missing", "unknown") if entry[k]]
+        if entry["mean_length"] not in (None, 1):
+            shares.append(f"{entry['mean_length']:.3g} ids")
+        features[entry["name"]] = ", ".join(shares) or "complete"
+    return {f"Means of {rows:,} rows of {split}": means, f"Features of {split}": features}
 
 
 def results(

@@ -1,6 +1,7 @@
 """The meaning of a bundle: its raw columns, their encodings, the tables and the model."""
 
 import dataclasses
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -174,6 +175,38 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
+class TaskStatistics:
+    """Means of the labels and of the scores of a task, None where they were not recorded."""
+
+    task: str
+    label_mean: float | None
+    score_mean: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureStatistics:
+    """Shares of the values of a feature, and the mean number of its ids per example."""
+
+    name: str
+    missing: float | None
+    unknown: float | None
+    mean_length: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Statistics of the data that the run was evaluated with, or else was trained with.
+
+    split: of that data.
+    """
+
+    split: str
+    rows: int | None
+    tasks: tuple[TaskStatistics, ...]
+    features: tuple[FeatureStatistics, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Signature:
     """The content of signature.json.
 
@@ -200,6 +233,7 @@ class Signature:
     model: Model
     missing_texts: tuple[str, ...]
     hash_key: str
+    statistics: Statistics
     preparation: Mapping[str, Any]
     origin: Mapping[str, Any]
 
@@ -217,6 +251,8 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     origin = typing.get_origin(kind)
+    if origin is types.UnionType:  # of a type and None
+        return None if value is None else _parsed(typing.get_args(kind)[0], value, where)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         if not isinstance(value, dict) or not hints.keys() <= value.keys():

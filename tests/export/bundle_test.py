@@ -5,6 +5,7 @@ import re
 import shutil
 import textwrap
 import threading
+from types import SimpleNamespace
 
 import jaxrank_serving
 import numpy as np
@@ -28,6 +29,7 @@ from jaxrank.export.bundle import export_bundle
 from jaxrank.export.comparison import parity
 from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
+from jaxrank.export.statistics import statistics
 
 TASKS = ("click", "buy")
 
@@ -171,6 +173,52 @@ def test_a_bundle_predicts_nothing_from_an_invalid_row(run, exported, tmp_path):
     with pytest.raises(InputError, match="raw.csv, row 201, column f1: must be .*'seven'"):
         predict_bundle(str(exported), **arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["raw.csv"]
+
+
+def test_the_signature_has_statistics_of_the_validation_data(run, exported, scorer):
+    rows, recorded = raw(run), scorer.signature.statistics
+    assert (recorded.split, recorded.rows) == ("valid", 300)
+    features = {feature.name: feature for feature in recorded.features}
+    assert features.keys() == scorer.counts().keys()
+    assert features["user"].missing == rows["user"].count("") / 300
+    unseen = {user for user in rows["user"] if user} - set(
+        pacsv.read_csv(run / "raw" / "train.csv")["user"].to_pylist()
+    )
+    assert features["user"].unknown == sum(user in unseen for user in rows["user"]) / 300 > 0
+    lengths = [len(tags.split("|")) if tags else 0 for tags in rows["tags"]]
+    assert features["tags"].mean_length == pytest.approx(np.mean(lengths))
+    means = {task.task: task for task in recorded.tasks}
+    assert means["click"].label_mean == pytest.approx(np.mean(rows["click"]))
+    assert means["click"].score_mean is None  # this run was not evaluated
+    card = (exported / "model_card.md").read_text()
+    assert f"| click, mean label | {means['click'].label_mean:.6g} |" in card
+    assert f"| user | {features['user'].missing:.1%} missing" in card
+    assert "| user | text | context | rejected |" in card
+    assert "| age | text | candidate | `30` |" in card
+
+
+def test_the_score_mean_is_that_of_the_last_evaluation_of_the_checkpoint(tmp_path):
+    records = [
+        dict(step=step, kind=kind, **{"click/calibration": value})
+        for step, kind, value in [(1, "valid", 1.0), (2, "valid", 3.0), (2, "valid", 2.0)]
+        + [(2, "train", 9.0), (3, "valid", 4.0)]
+    ]
+    text = "\n".join(map(json.dumps, records)) + '\n{"step": 2, "kind": "valid", "cli'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    run = SimpleNamespace(
+        directory=tmp_path,
+        config=ConfigDict(dict(data=dict(valid="valid", train="train"))),
+        schema=SimpleNamespace(tasks=[SimpleNamespace(name="click")]),
+    )
+    recorded = SimpleNamespace(
+        has_statistics=True, statistics=dict(rows=9, traffic=dict(click=dict(mean=0.25)))
+    )
+    store = SimpleNamespace(split=lambda *_: recorded)
+    source = SimpleNamespace(run=run, step=2, store=store)
+    spec = SimpleNamespace(dense=[], categorical=[], ragged=[])
+    assert statistics(source, spec)["tasks"] == [
+        dict(task="click", label_mean=0.25, score_mean=0.5)
+    ]
 
 
 def test_values_are_counted_by_feature(run, exported):

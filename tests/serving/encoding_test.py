@@ -116,6 +116,7 @@ def built(entry, names, types, folder):
     store = SimpleNamespace(spec=SimpleNamespace(source={}, boundaries={}, hash_key=""))
     tree = signature(tables, store, spec, types, Requests())
     tree |= stacks(tables, spec, index.seeds, "float32")
+    tree["statistics"] = dict(split="valid", rows=None, tasks=[], features=[])
     tree |= dict(outputs=[], origin={}, model=dict(onnx="", stablehlo="", inputs=[]))
     tree["index"] = dict(file="i", values=index.values, bits=index.bits, steps=index.steps)
     parsed = parse(json_files.plain(tree))

@@ -1,0 +1,86 @@
+"""Statistics of a run's data and scores, which those of requests are compared with."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.store.reader import Store
+from jaxrank.errors import InputError
+from jaxrank.export.write import Source
+from jaxrank.run_schedule import NEXT_DAY
+
+_VALID = b'"kind": "valid"'
+
+
+def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
+    """Returns the part `statistics` of a signature, from what preparation and training recorded.
+
+    They are of the validation split, or of the training split if there is none. Values that were
+    not recorded are None.
+
+    Args:
+        spec: resolved.
+    """
+    data = source.run.config.data
+    name = data.valid if data.valid not in ("", NEXT_DAY) else data.train
+    recorded = _of_split(source.store, name)
+    scores = _calibrations(source.run.directory / "metrics.jsonl", source.step)
+    tasks = []
+    for task in source.run.schema.tasks:
+        labels = recorded.get("traffic", {}).get(task.name, {})
+        mean = labels.get("mean")
+        calibration = scores.get(f"{task.name}/calibration") if name == data.valid else None
+        is_known = mean is not None and calibration is not None
+        tasks.append(
+            {
+                "task": task.name,
+                "label_mean": mean,
+                "score_mean": calibration * mean if is_known else None,
+            }
+        )
+    rows = recorded.get("rows")
+    features = []
+    for kind in ("dense", "categorical", "ragged"):
+        for feature in getattr(spec, kind):
+            counted = recorded.get(kind, {}).get(feature.name, {})
+            values = rows if kind == "dense" else counted.get("ids")
+            is_list = kind == "ragged"
+            features.append(
+                {
+                    "name": feature.name,
+                    "missing": 0.0 if is_list else _share(counted.get("missing"), values),
+                    "unknown": 0.0 if kind == "dense" else _share(counted.get("unknown"), values),
+                    "mean_length": counted.get("mean") if is_list else 1.0,
+                }
+            )
+    return {"split": name, "rows": rows, "tasks": tasks, "features": features}
+
+
+def _of_split(store: Store, name: str) -> dict[str, Any]:
+    try:
+        split = store.split(name, "data")
+    except InputError:  # a later store may have other splits
+        return {}
+    return split.statistics if split.has_statistics else {}
+
+
+def _share(count: float | None, values: float | None) -> float | None:
+    return None if count is None or not values else count / values
+
+
+def _calibrations(path: Path, step: int) -> dict[str, float]:
+    """Returns the finite metrics of the last evaluation of a checkpoint, {} without one."""
+    metrics: dict[str, float] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        if _VALID not in line[:80]:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:  # a run that is killed leaves an incomplete line
+            continue
+        if record["step"] == step:
+            numbers = {k: v for k, v in record.items() if isinstance(v, float)}
+            metrics = {k: v for k, v in numbers.items() if math.isfinite(v)}
+    return metrics
