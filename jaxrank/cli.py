@@ -378,10 +378,12 @@ def _export_bundle(
         tables=args.tables,
         requests=Requests.parse(args.context, args.default),
         hash_key_file=args.hash_key_file,
+        since=args.since,
         report=_progress(args, report),
     )
+    kind = f"Delta of {args.since} to" if args.since else "Bundle of"
     report(
-        f"Bundle of {result.rows:,} rows of {result.tables} tables, {format_bytes(result.bytes)},"
+        f"{kind} {result.rows:,} rows of {result.tables} tables, {format_bytes(result.bytes)},"
         f" of {result.checkpoint}: {result.output}"
     )
     _report_worse(result.worse_than_constant, result.checkpoint, report)

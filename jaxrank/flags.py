@@ -16,6 +16,7 @@ BUNDLE_FLAGS: dict[str, Any] = {
     "context": [],
     "default": [],
     "hash_key_file": "",
+    "since": "",
 }
 
 
@@ -361,6 +362,12 @@ def _export(sub: argparse.ArgumentParser) -> None:
         default=BUNDLE_FLAGS["hash_key_file"],
         metavar="FILE",
         help="the key that the run's data was prepared with",
+    )
+    group.add_argument(
+        "--since",
+        default=BUNDLE_FLAGS["since"],
+        metavar="BUNDLE",
+        help="write a delta: only what has changed since that bundle",
     )
 
 

@@ -5,6 +5,7 @@ out of disk space continues behind the last one.
 """
 
 import functools
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ from jaxrank.export.card import card, results
 from jaxrank.export.comparison.check import check
 from jaxrank.export.comparison.parity import Parity
 from jaxrank.export.comparison.raw_rows import raw_rows
+from jaxrank.export.delta.write import DeltaSize, open_base, write_delta
 from jaxrank.export.progress import Progress
 from jaxrank.export.signature import Requests
 from jaxrank.export.stack_files import write_stack
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from jaxrank_serving.bundle import Bundle
 
 PARITY_ROWS = 1000
+_WHOLE, _CHANGES = "whole", "changes"  # of a delta while it is written
 _INDEX = "vocabularies.bin"
 _ONNX, _STABLEHLO = "model.onnx", "model.stablehlo"
 
@@ -55,6 +58,7 @@ class BundleExport(NamedTuple):
     parity: see `parity.Parity`.
     latency_ms: {candidates: {"p50_ms", "p99_ms"}}; {} without a model in ONNX.
     rounding: {task: {metric: change}} of the validation data by rounded tables; {} for float32.
+    delta: its size, or None for a whole bundle.
     """
 
     output: str
@@ -66,6 +70,7 @@ class BundleExport(NamedTuple):
     parity: Parity
     latency_ms: dict[int, dict[str, float]]
     rounding: dict[str, dict[str, float]]
+    delta: DeltaSize | None
     seconds: float
     checkpoint: str
     worse_than_constant: list[str]
@@ -80,6 +85,7 @@ def export_bundle(
     tables: str = "float32",
     requests: Requests = Requests(),  # noqa: B008  a NamedTuple of constants
     hash_key_file: str = "",
+    since: str = "",
     report: Report = print,
 ) -> BundleExport:
     """Writes the weights that predict in one checkpoint of a run as a bundle.
@@ -92,6 +98,7 @@ def export_bundle(
         tables: dtype of the stored rows; one of `validate.TABLE_DTYPES`.
         requests: what requests hold.
         hash_key_file: key of a store with keyed hashes.
+        since: a bundle. If set, a delta of it is written in place of the whole bundle.
 
     Raises:
         InputError: as `write.export`; or the run's raw data cannot be read, or a package is
@@ -100,6 +107,7 @@ def export_bundle(
     """
     check_packages("--format=bundle")
     began = time.perf_counter()
+    base = open_base(since, tables) if since else None
     source = open_source(workdir, checkpoint, data)
     run = source.run
     spec = bundle_features(source)
@@ -112,35 +120,69 @@ def export_bundle(
         written(output, keep=lambda: bool(interrupted)) as partial,
         source.checkpoints.deletion_as_input_error(source.step),
     ):
-        progress = Progress(partial, _fingerprint(source, tables))
         try:
+            folder = _folder(partial, is_delta=base is not None)
+            progress = Progress(folder, _fingerprint(source, tables))
             weights = dense_parts.layers(source.stored, run.weights_shape())
             tree, no_onnx = _write_files(
-                source, spec, weights, described, tables, partial, progress, report
+                source, spec, weights, described, tables, folder, progress, report
             )
-            bundle = _open(partial, tree, progress)
+            bundle = _open(folder, tree, progress)
             checked = check(bundle, source, weights, raw, key, tables, report)
             page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
             progress.renew("model_card.md", lambda path: _write_bytes(path, page))
-            size = _write_manifest(partial, progress)
+            size = _write_manifest(folder, progress)
+            progress.remove()
+            delta = None
+            if base is not None:
+                delta = _write_delta(base, folder, partial)
+                report(f"{delta.rows:,} of {delta.total_rows:,} rows have changed")
         except (OSError, KeyboardInterrupt):
             interrupted.append(True)  # the same command continues
             raise
-        progress.remove()
     return BundleExport(
         output=output,
         step=source.step,
         tables=len(run.schema.tables),
         rows=sum(table.rows for table in run.schema.tables),
-        bytes=size,
+        bytes=size if delta is None else delta.bytes,
         onnx=no_onnx,
         parity=checked.parity,
         latency_ms=checked.latency_ms,
         rounding=checked.rounding,
+        delta=delta,
         seconds=time.perf_counter() - began,
         checkpoint=source.path,
         worse_than_constant=source.worse_than_constant,
     )
+
+
+def _folder(partial: Path, is_delta: bool) -> Path:
+    """Returns the directory of the whole bundle, which a delta is made of."""
+    if not is_delta:
+        return partial
+    folder = partial / _WHOLE
+    for inside in partial.iterdir():  # of an interrupted export
+        if inside != folder and inside.is_dir():
+            shutil.rmtree(inside)
+        elif inside != folder:
+            inside.unlink()
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _write_delta(base: "Bundle", whole: Path, folder: Path) -> DeltaSize:
+    """Writes a delta beside the whole bundle, which is removed."""
+    from jaxrank_serving.bundle import open_bundle
+
+    changes = folder / _CHANGES
+    changes.mkdir()
+    size = write_delta(base, open_bundle(whole), changes)
+    shutil.rmtree(whole)
+    for path in changes.iterdir():
+        path.rename(folder / path.name)
+    changes.rmdir()
+    return size
 
 
 def check_packages(flag: str) -> None:

@@ -7,8 +7,9 @@ scores = scorer.score({"user": "u7", "hour": 12}, [{"ad": "a1"}, {"ad": "a2"}])
 scores["click"]  # f64[2], a probability for each candidate
 """
 
+from jaxrank_serving.delta.apply import apply_delta
 from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.scorer import Counts, Scorer, load
 
 __version__ = "0.1.0"
-__all__ = ["BundleError", "Counts", "RequestError", "Scorer", "load"]
+__all__ = ["BundleError", "Counts", "RequestError", "Scorer", "apply_delta", "load"]

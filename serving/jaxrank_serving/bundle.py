@@ -45,9 +45,7 @@ class Bundle(NamedTuple):
         Raises:
             BundleError: the manifest does not have it.
         """
-        if name not in self.files:
-            raise BundleError(f"{self.path}: must have the file {name!r}: found none of that name.")
-        return self.path / name
+        return _file(self.path, name, self.files)
 
     def verify(self) -> None:
         """Reads all files and compares their checksums with those of the manifest.
@@ -55,13 +53,43 @@ class Bundle(NamedTuple):
         Raises:
             BundleError: a file has changed.
         """
-        for name, (_, must) in self.files.items():
-            actual = checksum(self.path / name)
-            if actual != must:
-                raise BundleError(
-                    f"{self.path / name}: is corrupt: its checksum must be {must}: found {actual}."
-                    " Export the model again."
-                )
+        _verify(self.path, self.files)
+
+
+class Delta(NamedTuple):
+    """An open delta, see `delta.parts`.
+
+    base: version of the bundle that it changes.
+    files: {relative path: (bytes, checksum)}.
+    """
+
+    path: Path
+    base: str
+    files: dict[str, tuple[int, str]]
+
+    def file(self, name: str) -> Path:
+        """Returns the path of a file of the manifest, as `Bundle.file` does."""
+        return _file(self.path, name, self.files)
+
+    def verify(self) -> None:
+        """Compares the checksums of all files, as `Bundle.verify` does."""
+        _verify(self.path, self.files)
+
+
+def _file(path: Path, name: str, files: dict[str, tuple[int, str]]) -> Path:
+    if name not in files:
+        raise BundleError(f"{path}: must have the file {name!r}: found none of that name.")
+    return path / name
+
+
+def _verify(path: Path, files: dict[str, tuple[int, str]]) -> None:
+    for name, (_, must) in files.items():
+        actual = checksum(path / name)
+        if actual != must:
+            raise BundleError(
+                f"{path / name}: is corrupt: its checksum must be {must}: found {actual}."
+                " Export the model again."
+            )
 
 
 def seal(tree: dict[str, Any]) -> str:
@@ -87,11 +115,29 @@ def open_bundle(path: str | Path) -> Bundle:
     """
     path = Path(path)
     tree = _manifest(path)
+    if tree.get("base") is not None:
+        raise BundleError(
+            f"{path}: must be a whole bundle: found a delta of {tree['base']!r}. Apply it to that"
+            " one with jaxrank_serving.apply_delta."
+        )
     files = _files(path, tree["files"])
     name = "signature.json"
     bundle = Bundle(path, tree[_CHECKSUM], files, parse(_read(path, name, files)))
     _check_names(bundle)
     return bundle
+
+
+def open_delta(path: str | Path) -> Delta:
+    """Opens a delta. Checks the manifest and the sizes of all files.
+
+    Raises:
+        BundleError: the delta is absent, damaged, incomplete or of another format.
+    """
+    path = Path(path)
+    tree = _manifest(path)
+    if not isinstance(tree.get("base"), str):
+        raise BundleError(f"{path}: must be a delta: found a whole bundle.")
+    return Delta(path, tree["base"], _files(path, tree["files"]))
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -114,8 +160,6 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"{file}: must have format_version {VERSION}, which this program reads: found"
             f" {version!r}.{hint}"
         )
-    if tree.get("base") is not None:
-        raise BundleError(f"{path}: must be a whole bundle: found a delta of {tree['base']!r}.")
     must = seal(tree)
     if tree.get(_CHECKSUM) != must:
         raise BundleError(

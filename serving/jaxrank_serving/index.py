@@ -25,6 +25,27 @@ def file_bytes(values: int, bits: int) -> int:
     return 12 * values + 4 * (2**bits + 1)
 
 
+def arrays(path: Path, spec: Spec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Maps the parts of the file into memory: hashes, prefixes and rows.
+
+    Raises:
+        BundleError: the file has another size.
+    """
+    size = path.stat().st_size
+    if size != file_bytes(spec.values, spec.bits):
+        raise BundleError(
+            f"{path}: must have {file_bytes(spec.values, spec.bits):,} bytes for"
+            f" {spec.values:,} values: found {size:,}."
+        )
+    content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+    hashes, prefixes = 8 * spec.values, 4 * (2**spec.bits + 1)
+    return (
+        content[:hashes].view("<u8"),
+        content[hashes : hashes + prefixes].view("<u4"),
+        content[hashes + prefixes :].view("<i4"),
+    )
+
+
 class Index:
     """Looks up the rows of values by their hashes. Opening it reads nothing.
 
@@ -33,17 +54,7 @@ class Index:
     """
 
     def __init__(self, path: Path, spec: Spec):
-        size = path.stat().st_size
-        if size != file_bytes(spec.values, spec.bits):
-            raise BundleError(
-                f"{path}: must have {file_bytes(spec.values, spec.bits):,} bytes for"
-                f" {spec.values:,} values: found {size:,}."
-            )
-        content = np.memmap(path, np.uint8, "r").view(np.ndarray)
-        hashes, prefixes = 8 * spec.values, 4 * (2**spec.bits + 1)
-        self._hashes = content[:hashes].view("<u8")
-        self._prefixes = content[hashes : hashes + prefixes].view("<u4")
-        self._rows = content[hashes + prefixes :].view("<i4")
+        self._hashes, self._prefixes, self._rows = arrays(path, spec)
         self._steps, self._shift = spec.steps, np.uint64(64 - spec.bits)
 
     def rows(self, hashes: np.ndarray, absent: int) -> np.ndarray:

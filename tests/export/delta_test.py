@@ -1,0 +1,168 @@
+"""A delta makes of its base the bundle that a whole export writes, bit for bit."""
+
+import json
+import shutil
+
+import jaxrank_serving
+import numpy as np
+import pytest
+from every_feature import config, write
+from jaxrank_serving import BundleError, apply_delta
+from jaxrank_serving.delta import parts
+from runs import nothing, saved
+
+from jaxrank.errors import InputError
+from jaxrank.export.bundle import export_bundle
+from jaxrank.export.comparison import parity
+
+VARIES = ("model.stablehlo", "model_card.md", "manifest.json")  # between two exports of one run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Bundles of two runs. In the second one, a vocabulary is shorter and another one longer."""
+    folder = tmp_path_factory.mktemp("delta")
+    write(folder / "raw")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parity, "_REPEATS", dict.fromkeys(parity.CANDIDATES, 1))
+        patch.setattr(parts, "_PIECE", 200)
+        patch.setattr(parts, "_VALUES", 60)
+        for name, least in (("old", 2), ("new", 4)):
+            c = config(folder / "raw")
+            c.mesh.devices = 1
+            c.features.categorical[0]["min_count"] = 5 - least
+            c.features.categorical[1]["min_count"] = c.features.ragged[0]["min_count"] = least
+            saved(c, folder / name)
+            export(folder, name, name + "_bundle")
+        export(folder, "new", "delta", since=str(folder / "old_bundle"))
+        apply_delta(folder / "old_bundle", folder / "delta", folder / "applied")
+    return folder
+
+
+def export(folder, run, output, **fields):
+    path = str(folder / output)
+    return export_bundle(str(folder / run), output=path, report=nothing, **fields)
+
+
+def files_of(folder):
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def test_a_delta_gives_the_files_of_a_whole_export(folder):
+    whole, applied = files_of(folder / "new_bundle"), files_of(folder / "applied")
+    assert whole.keys() == applied.keys()
+    for name in whole.keys() - set(VARIES):
+        assert whole[name] == applied[name], name
+    old = files_of(folder / "old_bundle")
+    assert old["vocabularies.bin"] != whole["vocabularies.bin"]
+    assert len(old["tables/dim4.bin"]) != len(whole["tables/dim4.bin"])
+    assert applied["manifest.json"] == files_of(folder / "delta")["target.json"]
+    scorer = jaxrank_serving.load(folder / "applied", verify=True)
+    expected = jaxrank_serving.load(folder / "new_bundle")
+    candidates = [{c.name: None for c in scorer.signature.columns} | {"user": "u1"}]
+    actual, expected = (s.score({}, candidates)["click"] for s in (scorer, expected))
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_delta_has_only_what_has_changed(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(parity, "_REPEATS", dict.fromkeys(parity.CANDIDATES, 1))
+    shutil.copytree(folder / "new_bundle", tmp_path / "base")
+    stack = json.loads((tmp_path / "base" / "signature.json").read_text())["stacks"][0]
+    edit_row(tmp_path / "base", stack, 7)
+    reseal(tmp_path / "base")
+    since = str(tmp_path / "base")
+    result = export(folder, "new", tmp_path / "delta", since=since)
+    assert (result.delta.rows, result.delta.added, result.delta.removed) == (1, 0, 0)
+    names = set(files_of(tmp_path / "delta")) - set(VARIES) - {"target.json"}
+    assert names == {stack["file"] + ".rows", stack["file"] + ".changed"}
+    assert (tmp_path / "delta" / (stack["file"] + ".changed")).stat().st_size == 4 * stack["dim"]
+    apply_delta(since, tmp_path / "delta", tmp_path / "applied")
+    for name, content in files_of(tmp_path / "applied").items():
+        assert name in VARIES or content == files_of(folder / "new_bundle")[name], name
+
+
+def edit_row(bundle, stack, row):
+    with open(bundle / stack["file"], "r+b") as file:
+        file.seek(4 * stack["dim"] * row)
+        file.write(b"\x01\x02\x03\x04")
+
+
+def reseal(bundle):
+    """Writes the manifest of a bundle that was edited."""
+    from jaxrank_serving.bundle import checksum, seal
+
+    tree = json.loads((bundle / "manifest.json").read_text())
+    for name, entry in tree["files"].items():
+        entry["checksum"] = checksum(bundle / name)
+    tree["checksum"] = seal(tree)
+    (bundle / "manifest.json").write_text(json.dumps(tree))
+
+
+def damaged_base(folder, base, delta):
+    stack = jaxrank_serving.load(base).signature.stacks[0]
+    with open(base / stack.file, "r+b") as file:
+        file.seek(4 * stack.dim)
+        file.write(b"\x01\x02\x03")
+
+
+def damaged_delta(folder, base, delta):
+    with open(delta / "vocabularies.bin.added", "r+b") as file:
+        file.write(b"\x01\x02\x03")
+
+
+def truncated_delta(folder, base, delta):
+    with open(delta / "vocabularies.bin.added", "r+b") as file:
+        file.truncate(6)
+
+
+def other_base(folder, base, delta):
+    shutil.rmtree(base)
+    shutil.copytree(folder / "new_bundle", base)
+
+
+def whole_bundle(folder, base, delta):
+    shutil.rmtree(delta)
+    shutil.copytree(folder / "new_bundle", delta)
+
+
+def occupied(folder, base, delta):
+    (base.parent / "out").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (other_base, r"base: must be the bundle \w+, which .*delta changes: found the bundle \w+"),
+        (damaged_base, r"tables/\w+.bin must have the checksum .*Is .*base damaged"),
+        (damaged_delta, "delta/vocabularies.bin.added: is corrupt"),
+        (truncated_delta, "vocabularies.bin.added: must have [0-9,]+ bytes: found 6"),
+        (whole_bundle, "delta: must be a delta: found a whole bundle"),
+        (occupied, "out: must not exist"),
+    ],
+)
+def test_a_delta_is_applied_to_its_base_only(folder, tmp_path, damage, message):
+    base, delta = tmp_path / "base", tmp_path / "delta"
+    shutil.copytree(folder / "old_bundle", base)
+    shutil.copytree(folder / "delta", delta)
+    damage(folder, base, delta)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with pytest.raises(BundleError, match=message):
+        apply_delta(base, delta, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_delta_is_not_a_bundle(folder, tmp_path):
+    with pytest.raises(
+        BundleError, match="must be a whole bundle: found a delta of '.*apply_delta"
+    ):
+        jaxrank_serving.load(folder / "delta")
+    for path, tables, message in (
+        (folder / "delta", "float32", "--since: .*must be a whole bundle"),
+        (folder / "old_bundle", "int8", "must be stored as --tables=int8: found float32"),
+    ):
+        with pytest.raises(InputError, match=message):
+            export(folder, "new", tmp_path / "out", since=str(path), tables=tables)
+    assert not list(tmp_path.iterdir())
