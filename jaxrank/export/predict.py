@@ -3,7 +3,7 @@
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jaxrank_serving.signature import Signature
 
 _SPLIT = "input"
+_PIECE = 256
 _TEXT_KINDS = ("csv", "criteo")
 _ENDS = {".csv": ",", ".tsv": "\t", ".txt": ","}  # delimiters of text of another kind of run
 
@@ -100,9 +101,10 @@ def predict_bundle(
 
     def scored() -> Iterator[tuple[Scored, list[Examples]]]:
         first = 1
-        for examples in _ahead(_examples(source, spec, encoder)):
+        encoded = _examples(source, spec, encoder)
+        for examples in _ahead(encoded) if threads > 1 else encoded:
             arrays = scorer.arrays(_features(signature, examples), examples.rows)
-            logits = scorer.logits(arrays)[:, : len(tasks)]
+            logits = _in_pieces(scorer.logits, arrays, examples.rows)[:, : len(tasks)]
             check_finite(logits, tasks, inputs, first)
             first += examples.rows
             parts = examples.labels, examples.weights, examples.logit_correction
@@ -189,6 +191,21 @@ def _ahead(items: Iterator[Examples]) -> Iterator[Examples]:
         while (item := pending.result()) is not None:
             pending = pool.submit(next, items, None)
             yield item
+
+
+def _in_pieces(
+    dense_part: Callable[[dict[str, np.ndarray]], np.ndarray], arrays: dict[str, np.ndarray], n: int
+) -> np.ndarray:
+    """Returns the logits f32[n, outputs], computed for `_PIECE` rows at once.
+
+    The arrays between layers then stay in the cache. ONNX Runtime needs 15 us per row of
+    configs/criteo.py with 256 rows at once, and 23 with 14,000.
+    """
+    pieces = [
+        dense_part({name: array[start : start + _PIECE] for name, array in arrays.items()})
+        for start in range(0, n, _PIECE)
+    ]
+    return np.concatenate(pieces)
 
 
 def _features(signature: "Signature", examples: Examples) -> "Features":

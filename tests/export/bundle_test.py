@@ -1,5 +1,6 @@
 """A bundle scores raw values as `predict` does, and is exported atomically and resumably."""
 
+import errno
 import json
 import re
 import shutil
@@ -30,6 +31,7 @@ from jaxrank.export.comparison import parity
 from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
 from jaxrank.export.statistics import statistics
+from jaxrank.export.write import written
 
 TASKS = ("click", "buy")
 
@@ -383,28 +385,41 @@ def test_equal_hashes_lead_to_other_seeds(tmp_path, monkeypatch):
 def test_an_interrupted_export_continues(run, exported, tmp_path, monkeypatch):
     write_index, written = bundles.write_index, []
     make = bundles.write_stack
+    full = OSError(errno.ENOSPC, "No space left on device")
 
-    def counted(rows, dim, *args):
+    def counted(rows, dim, dtype, path, scales_path):
+        if written == [3]:  # the disk is full within the second stack
+            written.append("full")
+            path.write_bytes(b"some rows")
+            raise full
         written.append(dim)
-        make(rows, dim, *args)
+        make(rows, dim, dtype, path, scales_path)
 
     def fails(*_):
-        raise OSError("no space left")
+        raise full
 
     monkeypatch.setattr(bundles, "write_stack", counted)
     monkeypatch.setattr(bundles, "write_index", fails)
     output = tmp_path / "out"
-    with pytest.raises(RunError, match="no space left"):
-        export_bundle(str(run / "run"), output=str(output))
-    assert not output.exists()
+    for _ in range(2):
+        with pytest.raises(RunError, match="out: cannot be written: .*No space left"):
+            export_bundle(str(run / "run"), output=str(output))
+        assert not output.exists()
     monkeypatch.setattr(bundles, "write_index", write_index)
-    stacks = len(written)
     export_bundle(str(run / "run"), output=str(output))
-    assert len(written) == stacks == 3
+    assert written == [3, "full", 4, 5]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     jaxrank_serving.load(output, verify=True)
     for name in ("tables/dim4.bin", "vocabularies.bin"):
         assert (output / name).read_bytes() == (exported / name).read_bytes()
+
+
+def test_one_export_at_a_time_writes_a_bundle(run, tmp_path):
+    with written(str(tmp_path / "out")) as partial:
+        (partial / "file").touch()
+        with pytest.raises(RunError, match="another process is writing .*out"):
+            export_bundle(str(run / "run"), output=str(tmp_path / "out"))
+        assert [p.name for p in partial.iterdir()] == ["file"]
 
 
 def test_a_bundle_that_predicts_otherwise_is_not_written(run, tmp_path, monkeypatch):
@@ -483,6 +498,15 @@ def newer(folder):
     (folder / "manifest.json").write_text(json.dumps(tree))
 
 
+def edited_signature(folder):
+    text = (folder / "signature.json").read_text()
+    (folder / "signature.json").write_text(text.replace('"user"', '"used"', 1))
+
+
+def foreign(folder):
+    (folder / "manifest.json").write_text('{"format": "saved_model"}')
+
+
 def edited_row(folder):
     with open(folder / "tables" / "dim4.bin", "r+b") as file:
         file.seek(40)
@@ -496,6 +520,12 @@ def edited_row(folder):
         (edited_manifest, "manifest.json: is corrupt"),
         (newer, "must have format_version 2.*found 3. Install a newer jaxrank-serving"),
         (edited_row, "dim4.bin: is corrupt"),
+        (edited_signature, "signature.json: is corrupt"),
+        (foreign, "must be of the format 'jaxrank bundle': found 'saved_model'"),
+        (
+            lambda folder: (folder / "manifest.json").write_text('{"format":'),
+            "manifest.json: must be readable as JSON",
+        ),
         (
             lambda folder: (folder / "manifest.json").unlink(),
             "must be a bundle: found no manifest.json",

@@ -1,5 +1,6 @@
 """A delta makes of its base the bundle that a whole export writes, bit for bit."""
 
+import errno
 import json
 import shutil
 
@@ -11,7 +12,8 @@ from jaxrank_serving import BundleError, apply_delta
 from jaxrank_serving.delta import parts
 from runs import nothing, saved
 
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
+from jaxrank.export import bundle as bundles
 from jaxrank.export.bundle import export_bundle
 from jaxrank.export.comparison import parity
 
@@ -73,6 +75,11 @@ def test_a_delta_has_only_what_has_changed(folder, tmp_path, monkeypatch):
     edit_row(tmp_path / "base", stack, 7)
     reseal(tmp_path / "base")
     since = str(tmp_path / "base")
+    with monkeypatch.context() as patch:  # the disk is full
+        patch.setattr(bundles, "write_delta", fails)
+        with pytest.raises(RunError, match="delta: cannot be written: .*No space left"):
+            export(folder, "new", tmp_path / "delta", since=since)
+    monkeypatch.setattr(bundles, "write_stack", None)  # the whole bundle is there
     result = export(folder, "new", tmp_path / "delta", since=since)
     assert (result.delta.rows, result.delta.added, result.delta.removed) == (1, 0, 0)
     names = set(files_of(tmp_path / "delta")) - set(VARIES) - {"target.json"}
@@ -81,6 +88,10 @@ def test_a_delta_has_only_what_has_changed(folder, tmp_path, monkeypatch):
     apply_delta(since, tmp_path / "delta", tmp_path / "applied")
     for name, content in files_of(tmp_path / "applied").items():
         assert name in VARIES or content == files_of(folder / "new_bundle")[name], name
+
+
+def fails(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def edit_row(bundle, stack, row):

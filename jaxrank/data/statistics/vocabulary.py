@@ -61,7 +61,9 @@ def read_file(path: UPath) -> pa.Table:
     if not path.is_file():
         raise InputError(f"{path}: this file of the store is missing. Prepare the data again.")
     try:
-        with files.open_input(str(path)) as source:
+        # A local file is mapped, so that the system can drop a vocabulary of many values again.
+        local = files.is_local(str(path))
+        with pa.memory_map(str(path)) if local else files.open_input(str(path)) as source:
             content = pa.ipc.open_file(source).read_all()
         content.validate(full=True)  # invalid offsets would crash the process
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # in a column's name

@@ -19,6 +19,7 @@ from store_blocks import SPEC, write_train
 
 from jaxrank.data import files
 from jaxrank.data.examples import Examples, cut, join
+from jaxrank.data.statistics import vocabulary
 from jaxrank.data.statistics.vocabulary import checksum
 from jaxrank.data.store import file as store_file
 from jaxrank.data.store import manifest as manifests
@@ -76,6 +77,16 @@ def test_blocks_come_back_as_they_were_written(tmp_path, lists, weighted):
     assert len(list((tmp_path / "s" / "train").iterdir())) == 2
     for result, expected in zip(split.blocks(), blocks, strict=True):
         assert_blocks_equal(result, expected)
+
+
+def test_a_vocabulary_is_mapped_into_memory_and_not_copied(tmp_path):
+    values = pa.array([f"value {i}" for i in range(10_000)])
+    path = files.path_of(tmp_path) / "t.arrow"
+    vocabulary.write_file(path, values, np.ones(10_000, np.int64))
+    before = pa.total_allocated_bytes()
+    content = vocabulary.read_file(path)
+    assert pa.total_allocated_bytes() - before < 10_000
+    assert content["value"].to_pylist() == values.to_pylist()
 
 
 def test_vocabulary_comes_back_in_row_order(tmp_path):
