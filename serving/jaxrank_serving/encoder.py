@@ -312,7 +312,11 @@ class Encoder:
         repeated = map(itertools.repeat, seeds, map(len, names))
         seed_of_each = itertools.chain.from_iterable(repeated)
         try:
-            digests = map(xxhash.xxh3_64_intdigest, map(str.encode, joined), seed_of_each)
+            # Half the time of a call of encode for each.
+            encoded = "\0".join(joined).encode().split(b"\0")
+            if len(encoded) != len(joined):  # a text has a NUL, or there is none
+                encoded = list(map(str.encode, joined))
+            digests = map(xxhash.xxh3_64_intdigest, encoded, seed_of_each)
             hashes = np.fromiter(digests, np.uint64, len(joined))
         except UnicodeEncodeError:
             for entry, part in zip(entries, names, strict=True):

@@ -26,7 +26,7 @@ from jaxrank.export.vocabulary_index import write_index
 from jaxrank.features import PAD
 
 WORDS = ["a", "36", "36.0", "007", "-0", "1", "0", "é", "a|b", "[1, 2]", "true", "x", "-5", "12"]
-WORDS += ["16777215", "9007199254740991", "+5", " 1", "[b]", "'b'"]
+WORDS += ["16777215", "9007199254740991", "+5", " 1", "[b]", "'b'", "nul\0inside"]
 TEXTS = [*WORDS, None, "", "1 ", "0x10", "-1", "nan", "inf", "-inf", "1e5", "1e400", "1_0", "."]
 TEXTS += ["9223372036854775807", "9223372036854775808", "-9223372036854775809", "0" * 30 + "5"]
 TEXTS += ["5.", ".5", "1e151", "1e-50", "3.5e38", "a||b", "|", "a|b|c", "1|2", "0|-1|2", "1|0|"]
@@ -99,8 +99,13 @@ ENTRIES = {
 def built(entry, names, types, folder):
     """Returns the preparation's encoder and the scorer's, and the stack of their only table."""
     ((section, fields),) = entry.items()
-    section_fields = {section: [dict(columns="x", **fields)]}
-    spec = resolve(feature_spec(dict(tasks=[dict(name="t", label="t")], **section_fields)), names)
+    tree = dict(tasks=[dict(name="t", label="t")]) | {section: [dict(columns="x", **fields)]}
+    return built_from(tree, names, types, folder)
+
+
+def built_from(section, names, types, folder):
+    """Returns both encoders of a section `features`, and the signature."""
+    spec = resolve(feature_spec(section), names)
     words = pa.array(WORDS)
     counted = Vocabulary(words, np.ones(len(words)))
     vocabularies = {t.name: counted for t in spec.tables if t.encoding == "vocabulary"}
@@ -212,6 +217,44 @@ def check_factors(parsed, factors, weights, where):
     combiner = parsed.ragged[0].combiner
     norm = {"mean": w.sum(), "sqrtn": np.sqrt((w**2).sum())}.get(combiner, 1.0)
     np.testing.assert_allclose(factors, w / max(norm, 1e-38), rtol=1e-6, err_msg=str(where))
+
+
+def test_candidates_are_encoded_together_as_they_are_alone(tmp_path):
+    """Columns of one request have values of several types, and one is of the context."""
+    columns = dict(
+        x=["a", "36", "", None, "x", 36, "é", "nul\0inside"],
+        y=["36", "1", None, "never", "", "0", "1", "36"],
+        z=["5", "1e3", "", None, 7, 2.5, "-0", "5"],
+        shared=["36"] * 8,
+        number=[4.0] * 8,
+    )
+    texts = {name: list(map(str, values)) for name, values in columns.items()}
+    batch = pa.RecordBatch.from_pydict(texts | {"t": ["1"] * 8})
+    section = dict(
+        tasks=[dict(name="t", label="t")],
+        dense=[dict(columns=["z", "number"], missing_indicator=True)],
+        categorical=[dict(columns=["x", "y", "shared"])],
+    )
+    _, encoder, parsed = built_from(section, batch.schema.names, batch.schema, tmp_path)
+    by_name = {c.name: c for c in parsed.columns}
+    shared = {n: Cells([columns[n][0]], by_name[n], True) for n in ("shared", "number")}
+    cells = {n: Cells(columns[n], by_name[n], False) for n in "xyz"}
+    together = encoder.encode(cells | shared, 8)
+    summed = np.zeros_like(together.counts)
+    for row in range(8):
+        alone = {n: Cells([columns[n][row]], by_name[n], False) for n in "xyz"}
+        single = encoder.encode(alone | shared, 1)
+        np.testing.assert_array_equal(together.dense[row], single.dense[0])
+        for name, ids in together.ids.items():
+            np.testing.assert_array_equal(ids[min(row, len(ids) - 1)], single.ids[name][0])
+        summed += single.counts
+    counts = dict(zip(encoder.names, together.counts.tolist(), strict=True))
+    totals = dict(zip(encoder.names, summed.tolist(), strict=True))
+    assert all(counts[name] == totals[name] for name in "xyz")
+    assert counts["x"][:3] == [8, 2, 0]
+    assert counts["y"][:3] == [8, 2, 1]
+    assert counts["z"][:3] == [8, 2, 0]
+    assert counts["shared"][0] == counts["number"][0] == 1
 
 
 MEANINGS = {
