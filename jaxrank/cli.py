@@ -338,7 +338,7 @@ def _predict_bundle(args: argparse.Namespace, report: Callable) -> dict[str, Any
         inputs=args.input,
         output=args.output,
         hash_key_file=args.hash_key_file,
-        report=report,
+        report=_progress(args, report),
     )
     report(f"{result.rows:,} predictions of {result.bundle}: {result.output}")
     return result._asdict()
@@ -537,7 +537,7 @@ def _join(args: argparse.Namespace) -> None:
 def _warn_of_changed_code(args: argparse.Namespace, report: Callable) -> None:
     from jaxrank.workdir import code, files
 
-    for run in getattr(args, "runs", None) or [args.workdir]:
+    for run in getattr(args, "runs", None) or filter(None, [args.workdir]):  # none for a bundle
         for change in code.changes(files.directory(run)):
             report(
                 f"Warning: {change} since the run in {run} was trained: this may be another model"

@@ -132,11 +132,12 @@ def export_bundle(
             page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
             progress.renew("model_card.md", lambda path: _write_bytes(path, page))
             size = _write_manifest(folder, progress)
-            progress.remove()
             delta = None
             if base is not None:
                 delta = _write_delta(base, folder, partial)
                 report(f"{delta.rows:,} of {delta.total_rows:,} rows have changed")
+            else:
+                progress.remove()
         except (OSError, KeyboardInterrupt):
             interrupted.append(True)  # the same command continues
             raise

@@ -18,7 +18,7 @@ from jaxrank.data.keyed_hash import pseudonymise, read_key
 from jaxrank.data.ragged import places_of_lists
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import make_source
-from jaxrank.data.spec.derived import with_derived
+from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.statistics.split import Statistics
@@ -93,7 +93,7 @@ def predict_bundle(
     spec, missing = _labelled(feature_spec(signature.preparation["features"]), names)
     if missing:
         report(f"Without labels: {inputs} has no column {missing!r}")
-    with_derived(spec.derived, names)  # rejects a missing input
+    add_derived(spec.derived, names)  # rejects a missing input
     source = make_source(section, spec.named)
     source.check_columns(spec.named)
     encoder = _encoder(signature, scorer.index, spec, key)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxrank_serving.errors import RequestError
-from jaxrank_serving.values import Cells, scalar
+from jaxrank_serving.values import EXACT_BELOW, Cells, scalar
 
 _DAY = 86_400  # seconds
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799  # the years 1 to 9999
@@ -90,7 +90,12 @@ def _value(value: Any, kind: str) -> float | int:
         return (value - _EPOCH.date()).days * _DAY * 10**6
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError
-    return float(np.dtype(kind).type(value)) if kind in ("float16", "float32") else float(value)
+    if kind not in ("float16", "float32"):
+        return float(value)
+    number = float(np.dtype(kind).type(value))
+    if EXACT_BELOW[kind] <= abs(number) < 2.0**63:  # the column has rounded it
+        raise ValueError
+    return number
 
 
 def _microseconds(text: str) -> int:
