@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,7 +124,7 @@ def load(path: str | Path) -> None:
     # Files of several directories may have one name.
     number = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]
     name = f"jaxrank_models_{path.stem}_{number}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -147,21 +148,23 @@ def line_of(error: BaseException) -> str:
 
     User code is the files that registered something. Empty if the error is not of them.
     """
-    files = {origin.file for origin in origins().values()}
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if str(Path(frame.filename).resolve()) in files
-    ]
+    frames = _frames(error, {origin.file for origin in origins().values()})
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def _line(error: BaseException, path: Path) -> int:
     """Returns the last line of a file in the traceback of an error."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
+    file = str(path.resolve())
+    if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno or 0
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    frames = _frames(error, {file})
     return (frames[-1].lineno or 0) if frames else 0
+
+
+def _frames(error: BaseException, files: Collection[str]) -> list[traceback.FrameSummary]:
+    """Returns the frames of a traceback that are of some files, given by absolute paths."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if str(Path(frame.filename).resolve()) in files]
 
 
 def hint(kind: str) -> str:

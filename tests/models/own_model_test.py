@@ -199,8 +199,11 @@ def test_a_file_may_import_its_neighbours(tmp_path):
         ),
     ],
 )
-def test_a_file_that_does_not_run_is_named_with_its_line(tmp_path, text, message):
+def test_a_file_that_does_not_run_is_named_with_its_line(tmp_path, text, message, monkeypatch):
     (tmp_path / "m.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        extensions.load("m.py")
     with pytest.raises(InputError, match=message):
         cli.run(["train", "--config=c.py", f"--models={tmp_path / 'm.py'}", "--workdir=w"])
     with pytest.raises(InputError, match=r"--models: no such file: .*none.py"):
