@@ -6,6 +6,7 @@ import by_day
 import pyarrow as pa
 import pytest
 
+from jaxrank import json_files
 from jaxrank.run_report import collect
 
 
@@ -26,3 +27,14 @@ def test_the_split_to_score_is_that_of_the_config(tmp_path, train, valid, expect
     data = types.SimpleNamespace(train=train, valid=valid)
     run = types.SimpleNamespace(config=types.SimpleNamespace(data=data))
     assert collect._split(run, store) == expected
+
+
+def test_slices_of_an_earlier_version_have_the_intervals_of_their_errors(tmp_path):
+    value = {"value": 1, "metrics": {"click": {"auc": 0.7, "logloss": 0.3}}}
+    value["errors"] = {"click": {"auc": 0.01, "logloss": None}}
+    (tmp_path / "evaluations").mkdir()
+    json_files.write(tmp_path / "evaluations" / "by-c1.json", {"by": {"values": [value]}})
+    ((entry,),) = [e["by"]["values"] for e in collect._slices(tmp_path)]
+    assert entry["intervals"]["click"]["auc"] == pytest.approx([0.7 - 0.0196, 0.7 + 0.0196])
+    assert entry["intervals"]["click"]["logloss"] is None
+    assert "errors" not in entry
