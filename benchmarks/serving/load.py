@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving.load --bundle=/tmp/ads --minutes=10
 
-First measures single requests in turn: by the scorer in this process, and by `jaxrank serve` in
-another one, with this process as the client on the same cores. Prints the 50th and 99th percentiles
+First measures single requests in turn: by the scorer in this process, and by a server in another
+one, with this process as the client on the same cores. Prints the 50th and 99th percentiles
 and their ratios. Then several clients send requests for `--minutes`, while a newer bundle replaces
 the served one `--reloads` times. Prints the numbers of requests, versions and failures. A failure
 is a status other than 200, or a connection that breaks.
@@ -51,16 +51,18 @@ def percentiles(samples: list[float]) -> Latency:
     return Latency(*(1e3 * float(x) for x in np.percentile(samples, [50, 99])))
 
 
-def timed(call: Any, count: int, pool: list[Request]) -> list[float]:
-    """Returns the times of calls with one request after the other, after a warm-up."""
-    for request in pool:
-        call(request)
-    times = []
-    for i in range(count):
-        start = time.perf_counter()
-        call(pool[i % len(pool)])
-        times.append(time.perf_counter() - start)
-    return times
+def timed(calls: list[Any], count: int, pool: list[Request]) -> list[list[float]]:
+    """Returns the times of each function, called with one request after the other.
+
+    They take turns, so that all see the same load of the machine.
+    """
+    times: list[list[float]] = [[] for _ in calls]
+    for i in range(len(pool) + count):
+        for call, part in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call(pool[i % len(pool)])
+            part.append(time.perf_counter() - start)
+    return [part[len(pool) :] for part in times]  # without a warm-up
 
 
 @contextlib.contextmanager
@@ -190,13 +192,11 @@ def main() -> None:
     with server(args.bundle, "--reload-seconds=0", "--timeout-ms=10000") as port:
         connection = Connection(port)
         for form, pool in pools.items():
-            # In turn, so that a slower phase of the machine meets both.
-            process, http = [], []
-            for _ in range(5):
-                count = -(-args.requests // 5)
-                process += timed(lambda r: scorer.score(r.context, r.candidates), count, pool)
-                http += timed(lambda r: connection.send(r.http), count, pool)
-            inside, outside = percentiles(process), percentiles(http)
+            calls = [
+                lambda r: scorer.score(r.context, r.candidates),
+                lambda r: connection.send(r.http),
+            ]
+            inside, outside = map(percentiles, timed(calls, args.requests, pool))
             result[form] = {
                 "bytes": len(pool[0].http),
                 "in_process_ms": inside._asdict(),
