@@ -117,6 +117,7 @@ def serve(settings: Settings, report: Callable[[str], None] = _print) -> None:
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # otherwise each invalid request is a line
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
