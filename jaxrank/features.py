@@ -87,6 +87,8 @@ class Ragged:
     mean: sum(w e) / sum(w); sqrtn: sum(w e) / sqrt(sum(w^2)); none: the vectors themselves, for
     models that attend over them, a place for each of the first `length` ids.
     length: maximum number of ids of a list under "none"; 0 under the others.
+    sequence: name of the sequence that it is part of. The lists of a sequence have equal lengths,
+        and their n-th ids are of one event, the newest event first. Empty: none.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Ragged:
     combiner: str = "mean"
     weighted: bool = False
     length: int = 0
+    sequence: str = ""
 
     @property
     def has_plain_sums(self) -> bool:

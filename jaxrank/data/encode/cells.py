@@ -36,12 +36,16 @@ class ListElements(NamedTuple):
     """The ids of a column of lists, optional weights f64[ids], and counts of truncation.
 
     truncated: number of ids that were cut, from truncated_lists lists.
+    late: number of ids that were left out of late_lists lists, because their events were not before
+        the example's time. See `SequenceSpec`.
     """
 
     ids: Column
     weights: np.ndarray | None
     truncated: int = 0
     truncated_lists: int = 0
+    late: int = 0
+    late_lists: int = 0
 
 
 def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
@@ -57,7 +61,7 @@ def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
     elif entry.weight_separator:
         ids, weighing = _divided(ids, entry.weight_separator, entry.padding)
     if entry.padding:
-        keep = ~_is_padding(ids.values, entry.padding)
+        keep = ~is_padding(ids.values, entry.padding)
         if not keep.all():
             ids = _chosen(ids, keep)
             weighing = None if weighing is None else _chosen(weighing, keep)
@@ -103,7 +107,7 @@ def _chosen(column: Column, keep: np.ndarray) -> Column:
     )
 
 
-def _is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
+def is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
     """Returns bool[n]: True where an id equals a text in `padding`. "" stands for a missing id."""
     result = np.zeros(len(values), bool)
     if "" in padding:
@@ -131,7 +135,7 @@ def _divided(ids: Column, separator: str, padding: tuple[str, ...]) -> tuple[Col
     count = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
     bad = (count != 2) & ids.values.is_valid().to_numpy(zero_copy_only=False)
     if padding:
-        bad &= ~_is_padding(ids.values, padding)
+        bad &= ~is_padding(ids.values, padding)
     if bad.any():
         must = f"a list of ids and weights with {separator!r} between them (weight_separator)"
         ids.reject(np.flatnonzero(bad), must)

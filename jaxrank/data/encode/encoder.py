@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.cells import ListElements, id_elements, list_elements, vector
+from jaxrank.data.encode.cells import ListElements, id_elements, vector
 from jaxrank.data.encode.columns import Column, column_of, numbers, texts, uncastable
 from jaxrank.data.encode.labels import Labels, encode_labels, horizon
 from jaxrank.data.encode.row_numbers import row_numbers
+from jaxrank.data.encode.sequences import all_lists
 from jaxrank.data.examples import Examples
 from jaxrank.data.keyed_hash import Pseudonymise, pseudonymised
 from jaxrank.data.ragged import places_of_lists
@@ -150,6 +151,8 @@ class Encoder:
             statistics.list_out_of_range[i] += lists.noted[i].out_of_range
             statistics.list_truncated[i] += elements.truncated
             statistics.list_truncated_lists[i] += elements.truncated_lists
+            statistics.list_late[i] += elements.late
+            statistics.list_late_lists[i] += elements.late_lists
             if entry.encoding == "vocabulary":
                 statistics.list_unknown[i] += np.count_nonzero(rows == UNKNOWN_ROW)
                 self._count_new("ragged", entry, rows, rows.size, lists.noted[i])
@@ -192,8 +195,8 @@ class Encoder:
                 numbers(column_of(chunk, entry.name), _NUMBER)
             else:
                 self._check_ids(id_elements(entry, chunk), entry.table)
-        for list_entry in self._features.ragged:
-            self._check_ids(list_elements(list_entry, chunk).ids, list_entry.table)
+        for list_entry, cells in zip(features.ragged, all_lists(features, chunk), strict=True):
+            self._check_ids(cells.ids, list_entry.table)
 
     def _check_ids(self, column: Column, table: str) -> None:
         if self._tables[table].encoding == "integer":
@@ -277,14 +280,12 @@ class Encoder:
     def _encode_lists(self, chunk: Chunk) -> "_Lists":
         entries = self._features.ragged
         lengths = np.zeros((chunk.batch.num_rows, len(entries)), np.int32)
-        elements: list[ListElements] = []
+        elements = all_lists(self._features, chunk)
         parts: list[np.ndarray] = []
         noted: list[_Noted] = []
-        for i, entry in enumerate(entries):
-            cells = list_elements(entry, chunk)
+        for i, (entry, cells) in enumerate(zip(entries, elements, strict=True)):
             rows, note = self._rows_of(cells.ids, entry)
             lengths[:, i] = cells.ids.lengths
-            elements.append(cells)
             parts.append(rows)
             noted.append(note)
         values = np.empty(sum(len(part) for part in parts), np.int32)

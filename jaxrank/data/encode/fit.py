@@ -1,5 +1,6 @@
 """The first pass over the training data, which fits the encoders."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of, numbers, texts
-from jaxrank.data.encode.encoder import id_elements, list_elements, log_transform, raw_floats
+from jaxrank.data.encode.encoder import id_elements, log_transform, raw_floats
+from jaxrank.data.encode.sequences import all_lists
 from jaxrank.data.encode.times import DAY, seconds
 from jaxrank.data.keyed_hash import Pseudonymise, pseudonymised
 from jaxrank.data.spec.entries import CategoricalSpec
@@ -138,6 +140,14 @@ class FitState:
         # By table and by day of the event, or 0 if days are not wanted.
         self.counters: dict[str, dict[int, Counter]] = {t.name: {} for t in wanted.tables}
         self.quantiles = {entry.name: QuantileSketch() for entry in wanted.buckets}
+        # Whether an event is padding depends on all columns of its sequence.
+        aligned = {name for sequence in features.sequences for name in sequence.features}
+        ragged = tuple(
+            entry
+            for entry in features.ragged
+            if entry.table in self.counters or entry.name in aligned
+        )
+        self._lists = dataclasses.replace(features, ragged=ragged)
         by_name = {f.name: f for f in features.dense}
         self._floats = [by_name[name] for name in wanted.dense]
         self._log = np.array([f.log for f in self._floats], bool)
@@ -151,8 +161,8 @@ class FitState:
             if entry.table in self.counters
         ]
         values += [
-            (entry.table, list_elements(entry, chunk).ids)
-            for entry in self._features.ragged
+            (entry.table, cells.ids)
+            for entry, cells in zip(self._lists.ragged, all_lists(self._lists, chunk), strict=True)
             if entry.table in self.counters
         ]
         strings = [(table, texts(column), column.lengths) for table, column in values]

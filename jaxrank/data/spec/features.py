@@ -21,6 +21,7 @@ from jaxrank.data.spec.entries import (
     TaskSpec,
     instant,
 )
+from jaxrank.data.spec.sequences import SequenceSpec, check_sequences
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 from jaxrank.validate import field, require
@@ -69,6 +70,9 @@ class FeatureSpec:
     dense: tuple[DenseSpec, ...] = field((), help="columns of numbers")
     categorical: tuple[CategoricalSpec, ...] = field((), help="columns with a fixed number of ids")
     ragged: tuple[RaggedSpec, ...] = field((), help="columns with lists of ids of any length")
+    sequences: tuple[SequenceSpec, ...] = field(
+        (), help="ragged features whose lists are aligned, event by event"
+    )
     derived: tuple[DerivedSpec, ...] = field(
         (), help="columns that are computed from others; other fields can name them"
     )
@@ -101,6 +105,7 @@ class FeatureSpec:
             must = "used once, each for one task"
             require(name not in names[:i], f"{where}.tasks[{i}].name", must, name)
         self._check_times(where)
+        check_sequences(self.sequences, where, self.time)
         written = {f"{kind}_{name}": name for name in names for kind in ("label", "predicted")}
         for column in self.kept_columns:
             if column in written:

@@ -13,6 +13,7 @@ import xxhash
 from jaxrank import json_files
 from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, CategoricalSpec, DenseSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
+from jaxrank.data.spec.sequences import SequenceSpec, age_features, with_ages
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
 from jaxrank.validate import nearest
@@ -36,25 +37,29 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
     Raises:
         InputError: a name or pattern matches nothing, or a column is used twice.
     """
+    computed = age_features(spec.sequences)
+    columns = [name for name in columns if name not in computed]
     reserved = {*spec.kept_columns, *unread}
     for i, task in enumerate(spec.tasks):
         for field in COLUMNS_OF_TASKS:
             reserved.add(_exact(getattr(task, field), columns, f"features.tasks[{i}].{field}"))
     for entry in spec.ragged:
         reserved.add(_exact(entry.weights, columns, "features.ragged: weights"))
+    for i, sequence in enumerate(spec.sequences):
+        reserved.add(_exact(sequence.time, columns, f"features.sequences[{i}].time"))
     for i, name in enumerate(spec.keep):
         _exact(name, columns, f"features.keep[{i}]")
     _exact(spec.time, columns, "features.time")
     _exact(spec.group, columns, "features.group")
-    sections = {"dense": spec.dense, "categorical": spec.categorical, "ragged": spec.ragged}
+    ragged = [entry for entry in spec.ragged if not computed & set(entry.columns)]
+    sections = {"dense": spec.dense, "categorical": spec.categorical, "ragged": ragged}
     claims = _Claims(sections, columns)
     floats, ids, lists = (
         _expand(entries, columns, reserved, section, claims)
         for section, entries in sections.items()
     )
-    resolved = dataclasses.replace(
-        spec, dense=floats, categorical=_set_tables(ids), ragged=_set_tables(lists)
-    )
+    lists = with_ages(spec.sequences, _set_tables(lists))
+    resolved = dataclasses.replace(spec, dense=floats, categorical=_set_tables(ids), ragged=lists)
     for list_spec in spec.ragged:
         shared = [e for e in lists if e.weights and e.weights == list_spec.weights]
         if list_spec.weights and len(shared) > 1:
@@ -92,6 +97,7 @@ def resolve_again(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureS
     columns += [re.sub(r"\[\d+\]$", "", f.name) for s in both for f in s.dense]  # of vectors
     columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
     columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
+    columns += [sequence.time for sequence in spec.sequences]
     resolved = resolve(spec, [name for name in dict.fromkeys(columns) if name])
     floats = _order_entries(resolved.dense, schema.dense)
     # Indicators follow their floats in a schema, and a pattern may have matched them.
@@ -261,7 +267,7 @@ def build_schema(
         tasks=tuple(Task(t.name, t.kind, t.is_shifted) for t in spec.tasks),
         dense=tuple(floats),
         categorical=tuple(Categorical(f.name, f.table, f.length) for f in spec.categorical),
-        ragged=tuple(_ragged(f) for f in spec.ragged),
+        ragged=tuple(_ragged(f, spec.sequences) for f in spec.ragged),
         tables=tuple(
             Table(t.name, _rows(t, rows, edges), t.encoding, _checksum(t, checksums, edges))
             for t in tables
@@ -280,9 +286,12 @@ def provisional_schema(spec: FeatureSpec) -> Schema:
     return build_schema(spec, rows, {}, transforms, boundaries)
 
 
-def _ragged(entry: RaggedSpec) -> Ragged:
+def _ragged(entry: RaggedSpec, sequences: Sequence[SequenceSpec]) -> Ragged:
     length = entry.max_length if entry.combiner == "none" else 0
-    return Ragged(entry.name, entry.table, entry.combiner, entry.is_weighted, length)
+    names = [sequence.name for sequence in sequences if entry.name in sequence.features]
+    return Ragged(
+        entry.name, entry.table, entry.combiner, entry.is_weighted, length, "".join(names)
+    )
 
 
 def _rows(

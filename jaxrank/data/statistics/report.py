@@ -23,6 +23,7 @@ def lines(statistics: Mapping[str, Any]) -> list[str]:
         *(_task(name, task) for name, task in statistics["tasks"].items()),
         *(_summary(statistics) if many else _tables(statistics)),
         *_out_of_range(statistics),
+        *_late(statistics),
     ]
 
 
@@ -41,6 +42,15 @@ def _out_of_range(statistics: Mapping[str, Any]) -> list[str]:
         for kind in ("categorical", "ragged")
         for name, column in statistics[kind].items()
         if column["out_of_range"]
+    ]
+
+
+def _late(statistics: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: {column['late_ids']:,} ids in {column['late_lists']:,} lists are masked, because"
+        " their events are not before the time of the example"
+        for name, column in statistics["ragged"].items()
+        if column.get("late_ids")
     ]
 
 

@@ -29,6 +29,8 @@ _COUNTS = (
     ("ragged", "truncated_ids", "list_truncated"),
     ("ragged", "unknown", "list_unknown"),
     ("ragged", "out_of_range", "list_out_of_range"),
+    ("ragged", "late_lists", "list_late_lists"),
+    ("ragged", "late_ids", "list_late"),
 )
 # Fields of `ListLengths.to_state` that the manifest stores under `mergeable`.
 _LENGTHS_BESIDES = ("first", "last", "histogram")
@@ -110,6 +112,8 @@ class Statistics:
     pending: i64[tasks], labels that are not known yet.
     id_missing, id_unknown: i64[ids], ids of each feature.
     list_truncated_lists, list_truncated: i64[lists], truncated lists, and ids that were cut.
+    list_late_lists, list_late: i64[lists], lists with events that were not before their example's
+        time, and the ids of those events, which were left out.
     list_unknown: i64[lists], ids.
     id_out_of_range, list_out_of_range: see `on_bad_id`.
     new: by kind, "categorical" or "ragged", and name, for features with an earlier vocabulary.
@@ -133,6 +137,8 @@ class Statistics:
         self.id_out_of_range = np.zeros(ids, np.int64)
         self.list_truncated_lists = np.zeros(lists, np.int64)
         self.list_truncated = np.zeros(lists, np.int64)
+        self.list_late_lists = np.zeros(lists, np.int64)
+        self.list_late = np.zeros(lists, np.int64)
         self.list_unknown = np.zeros(lists, np.int64)
         self.list_out_of_range = np.zeros(lists, np.int64)
         self._task_kinds = [t.kind for t in features.tasks]
@@ -256,6 +262,8 @@ class Statistics:
                 tree[kind][name] |= {"new": new.new, "new_share": new.share}
         for column in tree["ragged"].values():
             column["truncated_share"] = column["truncated_lists"] / max(self.rows, 1)
+            if not column["late_ids"]:
+                del column["late_ids"], column["late_lists"]
         tree["list_lengths"] = lengths.summary()
         tree["mergeable"] = {kind: distinct.to_state() for kind, distinct in self._distinct.items()}
         state = lengths.to_state()
@@ -320,7 +328,12 @@ def _put(columns: Mapping[str, dict[str, Any]], field: str, values: np.ndarray) 
 
 
 def _column(columns: Mapping[str, Any], names: Iterable[str], field: str) -> list[Any]:
-    return [columns[name][field] for name in names]
+    # `summary` leaves out counts of late events that are 0.
+    absent = {"late_lists": 0, "late_ids": 0}
+    return [
+        columns[name].get(field, absent[field]) if field in absent else columns[name][field]
+        for name in names
+    ]
 
 
 def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -19,10 +19,10 @@ import xxhash
 from upath import UPath
 
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.encode.cells import list_elements
 from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.fit import NOTHING, fit_spec
+from jaxrank.data.encode.sequences import all_lists, list_columns
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources.parquet import (
     UNREADABLE,
@@ -139,9 +139,10 @@ class DirectSplit(Split):
 
     def list_lengths(self, index: int) -> np.ndarray:
         # Weights are not read, because they do not affect the lengths.
-        entries = [dataclasses.replace(entry, weights="") for entry in self._features.ragged]
-        chunk = self._chunk(self._places[index], [entry.name for entry in entries])
-        columns = [list_elements(entry, chunk).ids.lengths for entry in entries]
+        entries = tuple(dataclasses.replace(entry, weights="") for entry in self._features.ragged)
+        features = dataclasses.replace(self._features, ragged=entries)
+        chunk = self._chunk(self._places[index], list_columns(features))
+        columns = [cells.ids.lengths for cells in all_lists(features, chunk)]
         return np.stack([c for c in columns if c is not None], axis=1).astype(np.int32)
 
     def read_block(self, index: int) -> Examples:
