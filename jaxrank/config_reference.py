@@ -57,6 +57,9 @@ def sections(models: Iterable[str], losses: Iterable[str]) -> Iterator[Section]:
         yield Section(name, name, kinds[name])
     for name in models:
         yield Section(f'model, name "{name}"', "model", SECTIONS[name])
+        for part, kind in typing.get_type_hints(SECTIONS[name]).items():
+            if _value(kind):
+                yield Section(f"model.{part}[name]", f"model.{part}[name]", _value(kind))
     for name in losses:
         if dataclasses.fields(settings := task_losses.settings_of(name)):
             yield Section(f'task_losses.TASK, name "{name}"', "task_losses.TASK", settings)
@@ -76,6 +79,12 @@ def sections(models: Iterable[str], losses: Iterable[str]) -> Iterator[Section]:
 def _entry(kind: Any) -> Any:
     """Returns the dataclass of the entries of a list, or None for other types."""
     inner = typing.get_args(kind)[:1]
+    return inner[0] if inner and dataclasses.is_dataclass(inner[0]) else None
+
+
+def _value(kind: Any) -> Any:
+    """Returns the dataclass of the values of a mapping, or None for other types."""
+    inner = typing.get_args(kind)[1:]
     return inner[0] if inner and dataclasses.is_dataclass(inner[0]) else None
 
 

@@ -170,7 +170,8 @@ def _inputs(
                 columns.append(Columns(len(reads), names))
             first = len(stack.columns)
             for i, length in zip(stack.sequences, stack.sequence_lengths, strict=True):
-                spans.append(Span(schema.ragged[i].name, len(reads), first, length))
+                entry = schema.ragged[i]
+                spans.append(Span(entry.name, len(reads), first, length, entry.sequence))
                 first += length
             reads.append((stack_vectors["ids"], ids[stack.name] if stack.sequences else None))
         if stack.lists:

@@ -74,12 +74,16 @@ class Columns(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A sequence: `length` places of a looked-up array, starting at `first`."""
+    """A list that is not combined: `length` places of a looked-up array, starting at `first`.
+
+    sequence: see `features.Ragged`.
+    """
 
     feature: str
     read: int
     first: int
     length: int
+    sequence: str = ""
 
 
 class Names(NamedTuple):

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from jaxrank.errors import InputError
 from jaxrank.models.cross import Crossed, LowRankCross, MatrixCross, MixCross, VectorCross
-from jaxrank.models.dot import AttentionPool, DotInteraction
+from jaxrank.models.dot import DotInteraction
 from jaxrank.models.experts import MultiGate, ProgressiveExtraction
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.products import PRECISIONS, Dense, compiler_options, kept, unrounded
 from jaxrank.models.registry import RANKER, register
+from jaxrank.models.sequences.pools import SequencePool, pooled_sequences, sequence_axes
 from jaxrank.models.tower import ACTIVATIONS, BATCH_NORM_MOMENTUM, NORMS, Tower
 from jaxrank.validate import field
 
@@ -28,7 +29,7 @@ class Ranker(nn.Module):
     """A cross network and a tower over all features, followed by layers of each task.
 
     x0 concatenates the floats (after the layers of `dense_mlp_units`, if any), all vectors and the
-    pooled sequences (`AttentionPool`) of an example. Without a cross network cross(x0) is x0.
+    pooled sequences (`sequences`) of an example. Without a cross network cross(x0) is x0.
     "dlrm" reads the same features, with vectors and pooled sequences as vectors.
     stacked: trunk = tower(cross(x0)).
     parallel: trunk = concat(cross(x0), tower(x0)); an absent part adds nothing.
@@ -165,6 +166,11 @@ class Ranker(nn.Module):
         help="widths of an expert of mmoe or ple",
         hint="Experts without a layer would all be equal.",
     )
+    sequences: Mapping[str, SequencePool] = field(
+        {},
+        help="sequence, or ragged feature of combiner none -> its pool; others: a learned query per"
+        " feature",
+    )
     task_mlp_units: tuple[int, ...] = field(
         (),
         at_least=1,
@@ -182,11 +188,8 @@ class Ranker(nn.Module):
     @nn.compact
     def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
         """Returns raw logits f[B, tasks]."""
-        floats, vectors, sequences = inputs.all_dense, inputs.all_vectors, inputs.all_sequences
-        share = inputs.share
-        pooled = [
-            AttentionPool(name=f"sequence_{i}")(*sequence) for i, sequence in enumerate(sequences)
-        ]
+        floats, vectors, share = inputs.all_dense, inputs.all_vectors, inputs.share
+        pooled = pooled_sequences(self.sequences, inputs, self.precision)
         if self.dense_mlp_units:
             if not floats.shape[1]:
                 raise InputError(
@@ -216,9 +219,7 @@ class Ranker(nn.Module):
 
     def input_axes(self, inputs: Inputs) -> Mapping[str, Reading]:
         """Returns how each array depends on the features; see `Model`."""
-        axes: dict[str, Reading] = {
-            f"sequence_{i}/query": span.feature for i, span in enumerate(inputs.names.sequences)
-        }
+        axes = sequence_axes(self.sequences, inputs.names.sequences)
         x0: Parts = (DENSE, VECTORS, SEQUENCES)
         if self.dense_mlp_units:
             axes["bottom/layer_0/kernel"] = {0: (DENSE,)}
