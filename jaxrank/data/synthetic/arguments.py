@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxrank.data.synthetic.clock import Clock
+from jaxrank.data.synthetic.history import HistoryShape
 from jaxrank.validate import field, require
 
 _MOST_ROWS = 2**31 - 1  # of a table
@@ -36,6 +37,24 @@ class Arguments:
     )
     exponent: float = field(1.05, help="of the power law of ids", at_least=0)
     ragged: tuple[ListShape, ...] = field((), help="columns of lists")
+    history_items: int = field(
+        0,
+        help="items of candidates and of their histories; 0: neither",
+        unit="rows",
+        at_least=0,
+        at_most=_MOST_ROWS,
+    )
+    history_categories: int = field(
+        50, help="categories, each of equally many items", unit="categories", at_least=2
+    )
+    history_length: int = field(16, help="maximum number of events", unit="events", at_least=1)
+    history_share: float = field(
+        0.5,
+        help="fraction of the logits' variance that the candidate's similarity to the history"
+        " contributes",
+        above=0,
+        below=1,
+    )
     signal: float = field(1.5, help="standard deviation of the logits", at_least=0)
     crosses: float = field(
         0.08,
@@ -86,6 +105,10 @@ class Arguments:
         require(
             some or not self.first_day, f"{where}.first_day", "empty without days", self.first_day
         )
+        least = self.history_categories
+        must = f"0, or at least history_categories={least}"
+        holds = self.history_items == 0 or self.history_items >= least
+        require(holds, f"{where}.history_items", must, self.history_items)
         for name in ("drift", "delay_hours"):
             value = getattr(self, name)
             require(some or not value, f"{where}.{name}", "0 without days", value)
@@ -94,6 +117,13 @@ class Arguments:
     def days_of_splits(self) -> Mapping[str, int]:
         """Returns the number of days by name of split."""
         return self.days if isinstance(self.days, Mapping) else dict.fromkeys(self.rows, self.days)
+
+    @property
+    def history(self) -> HistoryShape | None:
+        """Returns the shape of histories, or None if there are none."""
+        if not self.history_items:
+            return None
+        return HistoryShape(self.history_items, self.history_categories, self.history_length)
 
     @property
     def clock(self) -> Clock | None:

@@ -4,6 +4,9 @@
     c0, c1, ...       int32 in [0, rows), a power law by rank: 0 is the most frequent; the last
                       column has nulls
     l0, l1, ...       list<int32>, empty lists included; l0_weight list<float32> where weighted
+    item, category    int32, the candidate, with histories
+    history_item, history_category   list<int32>, its past events, the oldest first
+    history_time      list<int64>, their times, if there are days
     click             int8
     conversion        int8, of a click; null without a click
     p_click, p_conversion   float64, the probabilities of the labels
@@ -35,6 +38,7 @@ import pyarrow as pa
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
+from jaxrank.data.synthetic import history
 from jaxrank.data.synthetic.arguments import Arguments
 from jaxrank.data.synthetic.clock import days_since_start
 from jaxrank.data.synthetic.drift import OTHER_SEED, Drift
@@ -67,6 +71,7 @@ class SyntheticSource:
     def __init__(self, arguments: Arguments):
         self._rows = arguments.rows
         self._ids, self._lists = arguments.categorical, arguments.ragged
+        self._history, self._history_share = arguments.history, arguments.history_share
         self._clock = arguments.clock
         self._seed = arguments.seed
         self._floats, self._missing = arguments.dense, arguments.missing
@@ -90,7 +95,8 @@ class SyntheticSource:
     def _calibrated(self, seed: int) -> Truth:
         truth = Truth(seed, self._floats, self._ids, len(self._lists))
         sample = self._draw(np.random.default_rng([self._seed, 0, 1]), _CALIBRATION_ROWS)
-        truth.calibrate(sample, self._signal, self._rates, self._crosses)
+        share = self._history_share if self._history else 0
+        truth.calibrate(sample, self._signal, self._rates, self._crosses, share)
         return truth
 
     @property
@@ -111,6 +117,8 @@ class SyntheticSource:
         names = [f"f{i}" for i in range(self._floats)] + [f"c{i}" for i in range(len(self._ids))]
         for i, entry in enumerate(self._lists):
             names += [f"l{i}", f"l{i}_weight"] if entry.weighted else [f"l{i}"]
+        if self._history:
+            names += [*history.COLUMNS, *([history.TIMES] if self._clock else [])]
         names += ["click", "conversion", "p_click", "p_conversion"]
         names += ["time"] if self._clock else []
         return [*names, "conversion_time"] if self._delay_hours else names
@@ -150,6 +158,8 @@ class SyntheticSource:
             if self._drift and times is not None:
                 moved = self._drift.logits(rows, days_since_start(times))
             columns = self._features_of(rows)
+            if rows.history:
+                columns |= rows.history.columns(times)
             columns |= self._labels(self._truth.probabilities(rows, moved), random)
             if times is not None:
                 columns |= self._times(times, columns["conversion"], split, index)
@@ -178,9 +188,14 @@ class SyntheticSource:
         rows = self._draw(self._random(split, index), _CHUNK_ROWS)
         ones = np.ones(count, np.int64)
         columns = {f"c{i}": ListOfIds(ones, rows.ids[:count, i]) for i in range(rows.ids.shape[1])}
-        for i, (lengths, values, _) in enumerate(rows.lists):
-            lengths = lengths[:count]
-            columns[f"l{i}"] = ListOfIds(lengths, values[: lengths.sum()])
+        lists = {f"l{i}": entry[:2] for i, entry in enumerate(rows.lists)}
+        if past := rows.history:
+            columns |= {"item": ListOfIds(ones, past.item[:count])}
+            columns |= {"category": ListOfIds(ones, past.category[:count])}
+            lists |= {"history_item": (past.lengths, past.items)}
+            lists |= {"history_category": (past.lengths, past.event_categories)}
+        for name, (lengths, values) in lists.items():
+            columns[name] = ListOfIds(lengths[:count], values[: lengths[:count].sum()])
         return columns
 
     def _random(self, split: str, index: int, stream: int = _ROWS) -> np.random.Generator:
@@ -204,7 +219,8 @@ class SyntheticSource:
             values = _power_law(random.random(total), entry.rows, self._exponent)
             weights = random.uniform(0.25, 2, total).astype(np.float32) if entry.weighted else None
             lists.append((lengths, values, weights))
-        return Rows(floats, missing, ids, lists)
+        past = history.draw(random, n, self._history) if self._history else None
+        return Rows(floats, missing, ids, lists, past)
 
     def _features_of(self, rows: Rows) -> dict[str, pa.Array]:
         columns: dict[str, pa.Array] = {}

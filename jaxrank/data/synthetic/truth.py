@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrank.data.synthetic.history import History
+
 _TASKS = 2
 
 # Fractions of the logit's variance.
@@ -23,12 +25,14 @@ class Rows(NamedTuple):
     missing: bool[n, floats].
     ids: i32[n, ids], -1 where null.
     lists: (lengths i64[n], values i32[total], weights f32[total] or None) for each.
+    history: or None.
     """
 
     floats: np.ndarray
     missing: np.ndarray
     ids: np.ndarray
     lists: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+    history: History | None = None
 
 
 @functools.cache
@@ -63,7 +67,8 @@ class Truth:
     """Label probabilities as a function of the features.
 
     tasks: number of labels.
-    kinds: of effects, the terms of the logits.
+    kinds: of effects that drift, terms of the logits. The similarity of candidate and history does
+        not drift.
     """
 
     tasks = _TASKS
@@ -122,6 +127,9 @@ class Truth:
         if pairs:
             weights = self._pair_weights[: len(pairs)]
             groups["interactions"] = np.stack(pairs, axis=1) @ weights
+        if rows.history is not None:
+            similarity = rows.history.similarity.astype(np.float32)
+            groups["history"] = np.repeat(similarity[:, None], _TASKS, axis=1)
         return groups
 
     def _list_mean(
@@ -161,18 +169,26 @@ class Truth:
         return pairs
 
     def calibrate(
-        self, sample: Rows, signal: float, rates: tuple[float, float], crosses: float
+        self,
+        sample: Rows,
+        signal: float,
+        rates: tuple[float, float],
+        crosses: float,
+        history: float = 0,
     ) -> None:
         """Sets scales and intercepts from a sample.
 
         Afterwards the sample's logits have deviation `signal`, with the fraction `crosses` from
-        interactions, and its mean probabilities are `rates`, the second one over the clicks.
+        interactions, and its mean probabilities are `rates`, the second one over the clicks. The
+        similarity to the history contributes the fraction `history` of the variance.
         """
         if sample.lists:  # the mean of a long list is small
             self._list_size = max(float(self._list_mean(0, *sample.lists[0]).std()), 1e-6)
         groups = self._groups(sample)
         others = 1 - _SHARES["interactions"]
         shares = _SHARES | {"interactions": others * crosses / (1 - crosses)}
+        whole = sum(shares[name] for name in groups if name != "history") or 1.0
+        shares["history"] = whole * history / (1 - history)
         whole = sum(shares[name] for name in groups) or 1.0
         for name, part in groups.items():
             size = signal * math.sqrt(shares[name] / whole)
