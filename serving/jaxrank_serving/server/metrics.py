@@ -100,6 +100,7 @@ class _ModelCollector(Collector):
         yield _info(model)
         yield from _scores(model)
         yield from _features(model)
+        yield from _data(model)
 
 
 def _info(model: Model) -> Metric:
@@ -118,6 +119,37 @@ def _scores(model: Model) -> Iterator[Metric]:
         count.add_metric([model.version, output], statistics.candidates)
         total.add_metric([model.version, output], statistics.sum)
     yield from (count, total)
+
+
+def _data(model: Model) -> Iterator[Metric]:
+    """Yields statistics of the data that the model was evaluated with."""
+    labels = ["version", "output"]
+    scores = GaugeMetricFamily(
+        "jaxrank_data_score_mean", "Mean score of the validation data.", labels=labels
+    )
+    observed = GaugeMetricFamily(
+        "jaxrank_data_label_mean", "Mean label of the validation data.", labels=labels
+    )
+    shares = GaugeMetricFamily(
+        "jaxrank_data_feature_share",
+        "Fraction of a feature's values in the validation data that are missing or unknown.",
+        labels=["version", "feature", "state"],
+    )
+    signature = model.scorer.signature
+    tasks = {task.task: task for task in signature.statistics.tasks}
+    for output in signature.outputs:
+        # Labels of a task are not those of its conditional output.
+        task = None if output.parent else tasks.get(output.task)
+        if task is not None and task.score_mean is not None:
+            scores.add_metric([model.version, output.name], task.score_mean)
+        if task is not None and task.label_mean is not None:
+            observed.add_metric([model.version, output.name], task.label_mean)
+    for feature in signature.statistics.features:
+        for state in ("missing", "unknown"):
+            share = getattr(feature, state)
+            if share is not None:
+                shares.add_metric([model.version, feature.name, state], share)
+    yield from (scores, observed, shares)
 
 
 def _features(model: Model) -> Iterator[Metric]:

@@ -248,10 +248,16 @@ def test_metrics_have_latency_scores_and_values_of_features(make_app):
     assert values[f"jaxrank_scores_total{of_click}"] == 3
     assert values[f"jaxrank_score_sum_total{of_click}"] == pytest.approx(total)
 
-    def share(feature, state):
+    def share(feature, state, kind=""):
         labels = f'feature="{feature}",state="{state}",version="{version}"'
-        return values[f"jaxrank_feature_share{{{labels}}}"]
+        return values[f"jaxrank_{kind}feature_share{{{labels}}}"]
 
+    recorded = app.repository.model.scorer.signature.statistics
+    (click, _), features = recorded.tasks, {f.name: f for f in recorded.features}
+    assert values[f"jaxrank_data_label_mean{of_click}"] == click.label_mean
+    assert 0.3 < click.label_mean < 0.7
+    assert f'jaxrank_data_label_mean{{output="buy_given_click",version="{version}"}}' not in values
+    assert share("user", "unknown", "data_") == features["user"].unknown > 0
     assert share("item", "missing") == share("code", "missing") == 1
     assert share("user", "unknown") == 1
     assert share("age", "missing") == 0
