@@ -535,10 +535,10 @@ def _join(args: argparse.Namespace) -> None:
 
 
 def _warn_of_changed_code(args: argparse.Namespace, report: Callable) -> None:
-    from jaxrank.workdir import code, files
+    from jaxrank.workdir import files, user_code
 
     for run in getattr(args, "runs", None) or filter(None, [args.workdir]):  # none for a bundle
-        for change in code.changes(files.directory(run)):
+        for change in user_code.changes(files.directory(run)):
             report(
                 f"Warning: {change} since the run in {run} was trained: this may be another model"
             )

@@ -2,7 +2,7 @@
 
 A file on the command line, an installed package (entry points of the group `jaxrank.models`) or the
 file of a config registers them. A name imports nothing, so a name in a workdir can only select what
-is registered. A run records a checksum of the code of each; see `workdir.code`.
+is registered. A run records a checksum of the code of each; see `workdir.user_code`.
 """
 
 import ast

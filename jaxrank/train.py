@@ -45,8 +45,8 @@ from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.reliability_image import draw_reliability
 from jaxrank.telemetry.writers import Writer, open_writer
 from jaxrank.warm_start import start
-from jaxrank.workdir import code, lock
 from jaxrank.workdir import files as workdirs
+from jaxrank.workdir import lock, user_code
 
 
 def train(
@@ -109,7 +109,7 @@ def train(
         config = _choose_defaults(config, directory, init_from)
         if not allow_config_change:
             workdirs.check_config(directory, config)
-            code.check(directory)
+            user_code.check(directory)
         run = runs.build(config, directory, report_once)
         config = run.config
         stack.callback(run.checkpoints.close)

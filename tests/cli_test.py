@@ -233,7 +233,7 @@ def test_quiet_leaves_the_result(monkeypatch, capsys, verb, module, function, re
         return collections.namedtuple("Done", fields)(**fields)
 
     monkeypatch.setattr(f"jaxrank.{module}.{function}", work)
-    monkeypatch.setattr("jaxrank.workdir.code.changes", lambda _: ["progress"])
+    monkeypatch.setattr("jaxrank.workdir.user_code.changes", lambda _: ["progress"])
     argv = [verb, "--workdir=w", "--follow" if verb == "evaluate" else "--output=o"]
     lines = {}
     for quiet in ([], ["--quiet"]):

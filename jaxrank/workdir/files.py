@@ -21,7 +21,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import ReplicatedRows
 from jaxrank.runtime import processes
-from jaxrank.workdir import code
+from jaxrank.workdir import user_code
 
 _FINISHED = "finished"
 
@@ -129,7 +129,7 @@ def save(
             tree = {name: rows.to_state() for name, rows in hot.items()}
             json_files.write(workdir / "placement.json", tree, indent=None)
             plain = _map_paths(to_plain(config), _absolute)
-            code.save(workdir, plain)
+            user_code.save(workdir, plain)
             json_files.write(workdir / "config.json", plain)
 
 
@@ -162,7 +162,9 @@ def load_config(workdir: Path) -> ConfigDict:
     try:
         return from_plain(tree)
     except InputError as error:
-        raise InputError(f"{workdir / 'config.json'}: {error}{code.advice(workdir)}") from error
+        raise InputError(
+            f"{workdir / 'config.json'}: {error}{user_code.advice(workdir)}"
+        ) from error
 
 
 def store_of_run(workdir: Path) -> str:

@@ -23,7 +23,7 @@ from jaxrank.errors import InputError
 from jaxrank.studies.execution.kinds import DEVICES, PREPARE, VERBS, WITHOUT_DATA
 from jaxrank.studies.execution.worker import COMMAND, CONFIG, LOG, RESULT, RUN
 from jaxrank.studies.study import RunResult, RunSpec
-from jaxrank.workdir import code
+from jaxrank.workdir import user_code
 
 
 class Directories:
@@ -114,7 +114,7 @@ class Directories:
             "devices": spec.devices,
             "version": jaxrank.__version__,
         }
-        if spec.kind not in (PREPARE, DEVICES) and (used := code.used(inputs["config"])):
+        if spec.kind not in (PREPARE, DEVICES) and (used := user_code.used(inputs["config"])):
             inputs["code"] = {
                 kind: {name: entry["checksum"] for name, entry in entries.items()}
                 for kind, entries in used.items()
