@@ -10,9 +10,10 @@ import pytest
 from checked_config import get_config as config
 from runs import nothing
 
-from jaxrank import cli
+from jaxrank import cli, extensions
 from jaxrank.errors import InputError
 from jaxrank.model_check import check
+from jaxrank.models import registry
 
 FUNCTIONS = ("tracing", "shapes", "dtypes", "train", "order")
 TRAINED = ("devices", "resume", "export", "onnx", "compile")
@@ -23,14 +24,15 @@ def statuses(c, skip):
     return {c.name: c.status for c in result.checks}, result
 
 
+# Fields that make a model small, or that use more of it.
+FIELDS = {"ranker": dict(mlp_units=(4,), cross_layers=1, norm="batch", dropout=0.1)}
+
+
 @pytest.mark.parametrize(
-    ("model", "fields"),
-    [
-        ("ranker", dict(mlp_units=(4,), cross_layers=1, norm="batch", dropout=0.1)),
-        ("factorization_machine", {}),
-    ],
+    "model", [name for name in registry.names() if ("model", name) not in extensions.origins()]
 )
-def test_all_properties_hold_for_a_registered_model(model, fields):
+def test_all_properties_hold_for_each_model_of_the_package(model):
+    fields = FIELDS.get(model, {})
     results, result = statuses(config(model, **fields), ("compile",))
     assert results == dict.fromkeys((*FUNCTIONS, *TRAINED[:-1]), "pass"), check.describe(result)
 
