@@ -19,6 +19,8 @@ _MIN_FRACTION = 0.7  # of the mean variance
 _MAX_VARIANCE_OF_NUMBERS = 0.2
 # Where numbers matter, ids may matter by their products with them alone.
 _FRACTION_OF_NUMBERS = 0.2
+_TYPICAL_VARIANCE = 0.1  # of effects, for the weights of ids in estimates
+_MAX_VARIANCE = 4.0  # of the log-odds
 _STANDARD_ERRORS = 2.0  # required distance of a variance from chance
 _MAX_LOG_ODDS = 15.0
 # Pairs of features: the sample, and the required distance from chance in standard errors. The
@@ -55,11 +57,12 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     """Estimates the standard deviation of the effects of the ids of each feature on the log-odds.
 
     Features are processed one by one, those with few ids first. The scores S_j = sum x (y - p) of
-    the ids are compared with their variances V_j = sum x^2 p (1 - p). With k ids, the expectation
-    of sum S_j^2 / V_j is k by chance, plus variance * sum V_j where effects differ (method of
-    moments). Two standard errors are subtracted. The shrunken effects S_j / (V_j + 1 / variance)
-    are included in p for the following features, so that redundant features do not count twice.
-    Variances are means over the binary tasks. That of numbers is at least the mean over features.
+    the ids are compared with their variances V_j = sum x^2 p (1 - p). The expectation of S_j^2 is
+    V_j by chance, plus variance * V_j^2 where effects differ (method of moments, with weights that
+    a single example of a rare id does not dominate). Two standard errors are subtracted. The
+    shrunken effects S_j / (V_j + 1 / variance) are included in p for the following features, so
+    that redundant features do not count twice. Variances are means over the binary tasks. That of
+    numbers is at least the mean over features.
     See `_has_pairs` for the pairs.
 
     References:
@@ -234,6 +237,11 @@ def _variance_between(score: np.ndarray, variance: np.ndarray) -> float:
     s, v = score[variance > 0], variance[variance > 0]
     if len(v) < 2:
         return 0.0
-    error = np.sqrt((2 + 1 / v).sum())
-    above = (s**2 / v).sum() - (len(v) - 1) - _STANDARD_ERRORS * error
-    return float(max(above, 0) / (v.sum() - (v**2).sum() / v.sum()))
+    # Frequent ids have less weight, so that not a few of them decide. The intercept takes the mean
+    # of the scores, in proportion to the variances.
+    weight, share = 1 / (1 + _TYPICAL_VARIANCE * v) ** 2, v / v.sum()
+    chance = (weight * v * (1 - share)).sum()
+    error = np.sqrt((weight**2 * (2 * v**2 + v)).sum())
+    per_variance = (weight * v**2 * (1 - 2 * share + (share**2).sum())).sum()
+    above = (weight * s**2).sum() - chance - _STANDARD_ERRORS * error
+    return float(min(max(above, 0) / per_variance, _MAX_VARIANCE))

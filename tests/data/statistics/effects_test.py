@@ -126,3 +126,14 @@ def test_pairs_have_effects_only_where_they_are_planted(kind):
         ids, names, dense = ids[:, :1], "a", None
     parts = [block(ids, labels[:, None], dense=dense)]
     assert effects.prior(parts, schema(names)).has_pairs == (kind in ("ids", "number"))
+
+
+def test_single_clicks_of_rare_ids_are_no_effect():
+    """An unlikely click of an id that was read once is far from chance, but no evidence."""
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        ids = np.stack([rng.integers(0, 10, ROWS), rng.integers(0, 20_000, ROWS)], axis=1)
+        log_odds = -7 + np.linspace(-3, 3, 10)[ids[:, 0]]
+        labels = rng.random(ROWS) < 1 / (1 + np.exp(-log_odds))
+        result = deviations([block(ids, labels[:, None])], schema("ab"))
+        assert result["b"] == pytest.approx((0.35 * result["a"] ** 2) ** 0.5)  # the least
