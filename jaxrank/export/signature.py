@@ -1,5 +1,6 @@
 """Builds signature.json of a bundle; `jaxrank_serving.signature` describes its fields."""
 
+import dataclasses
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from jaxrank.data.encode.columns import is_list, is_text
 from jaxrank.data.spec.derived import DerivedSpec
 from jaxrank.data.spec.entries import CategoricalSpec
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.sequences import SequenceSpec, age_features
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 from jaxrank.layout import Layout
@@ -73,14 +75,25 @@ def _read_by_features(spec: FeatureSpec) -> list[str]:
     names = [entry.column for entry in spec.dense]
     names += [entry.name for entry in spec.categorical] + [entry.name for entry in spec.ragged]
     names += [entry.weights for entry in spec.ragged if entry.weights]
-    return list(dict.fromkeys(names))
+    timed = [sequence for sequence in _sequences(spec) if sequence.time]
+    names += [name for sequence in timed for name in (sequence.time, spec.time)]
+    computed = age_features(spec.sequences)
+    return [name for name in dict.fromkeys(names) if name not in computed]
+
+
+def _sequences(spec: FeatureSpec) -> list[SequenceSpec]:
+    """Returns the sequences of which a feature is read."""
+    read = {entry.name for entry in spec.ragged}
+    return [sequence for sequence in spec.sequences if read.intersection(sequence.features)]
 
 
 def _has_request_time(spec: FeatureSpec) -> bool:
     """Returns True if `time` is read only as a time, which that of a request can replace."""
     reading = [entry.kind for entry in derived_of(spec) if spec.time in entry.columns]
-    is_time = bool(reading) and {"hour", "weekday", "age"}.issuperset(reading)
-    return is_time and spec.time not in _read_by_features(spec)
+    by_sequences = any(sequence.time for sequence in _sequences(spec))
+    is_time = {"hour", "weekday", "age"}.issuperset(reading) and bool(reading or by_sequences)
+    others = dataclasses.replace(spec, sequences=())
+    return is_time and spec.time not in _read_by_features(others)
 
 
 def signature(
@@ -111,6 +124,7 @@ def signature(
         ],
         "categorical": [_categorical(e, store, kinds[e.table]) for e in spec.categorical],
         "ragged": [_ragged(entry) for entry in spec.ragged],
+        "sequences": [_sequence(entry, spec) for entry in _sequences(spec)],
         "missing_texts": [nulls] if isinstance(nulls, str) else list(nulls),
         "preparation": {
             "features": spec.to_state(),
@@ -177,6 +191,18 @@ def _ragged(entry: Any) -> dict[str, Any]:
         *("weight_separator", "combiner", "max_length", "on_overlong", "keep", "salt"),
     )
     return {field: getattr(entry, field) for field in fields}
+
+
+def _sequence(entry: SequenceSpec, spec: FeatureSpec) -> dict[str, Any]:
+    read = [feature.name for feature in spec.ragged]
+    return {
+        "name": entry.name,
+        "features": [name for name in entry.features if name in read],
+        "order": entry.order,
+        "time": entry.time,
+        "example_time": spec.time if entry.time else "",
+        "age": entry.age,
+    }
 
 
 def stacks(

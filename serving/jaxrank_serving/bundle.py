@@ -217,7 +217,12 @@ def _check_names(bundle: Bundle) -> None:
     wrong += [t.name for t in signature.tables if t.stack not in stacks]
     wrong += [f.name for f in entries if f.table not in tables]
     wrong += [f.column for f in signature.dense if f.column not in columns]
-    wrong += [name for name in features if name not in columns]
+    ages = {sequence.age for sequence in signature.sequences}
+    wrong += [name for name in features - ages if name not in columns]
+    for sequence in signature.sequences:
+        times = {sequence.time, sequence.example_time} - {""}
+        wrong += [name for name in sequence.features if name not in features]
+        wrong += [name for name in times if name not in columns]
     wrong += [f.weights for f in signature.ragged if f.weights and f.weights not in columns]
     for stack in signature.stacks:
         read = (*(name for name, _ in stack.ids), *stack.lists, *stack.sequences)

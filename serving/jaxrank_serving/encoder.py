@@ -16,6 +16,7 @@ from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.index import Index
 from jaxrank_serving.lists import Lists, combiner_factors, lists
 from jaxrank_serving.rows import MISSING, integer_rows
+from jaxrank_serving.sequences import sequence_lists
 from jaxrank_serving.signature import Categorical, Dense, Ragged, Signature
 from jaxrank_serving.values import Cells, elements, numbers, numbers_of_columns, texts
 
@@ -100,9 +101,10 @@ class Encoder:
             columns = self._derived.add(columns, rows)
         counts = np.zeros((len(self.names), 6), np.int64)
         dense = self._dense(columns, rows, counts)
+        aligned = self._sequences(columns)
         parts = [*self._shared_lookups(columns)]
         parts += [self._categorical(f, columns[f.name]) for f in self._other_categorical]
-        parts += [self._ragged(f, columns) for f in self._signature.ragged]
+        parts += [self._ragged(f, columns, aligned) for f in self._signature.ragged]
         of_ids = counts[len(self._log) :]
         for i, part in enumerate(parts):
             of_ids[i] = part.counts
@@ -240,13 +242,27 @@ class Encoder:
         part.counts[1] += absent
         return part._replace(lengths=lengths)
 
-    def _ragged(self, entry: Ragged, columns: Mapping[str, Cells]) -> _Ids:
-        weights = columns[entry.weights] if entry.weights else None
-        cells = columns[entry.name]
-        if weights is not None and weights.is_context != cells.is_context:
-            must = f"given where {entry.name} is, in the context or with each candidate"
-            raise RequestError(entry.weights, None, must, "in the other place")
-        cut = lists(entry, cells, weights)
+    def _sequences(self, columns: Mapping[str, Cells]) -> dict[str, Lists]:
+        """Returns the lists of all features of sequences."""
+        aligned: dict[str, Lists] = {}
+        for sequence in self._signature.sequences:
+            entries = [f for f in self._signature.ragged if f.name in sequence.features]
+            time_format = self._signature.time_format
+            aligned |= sequence_lists(sequence, entries, columns, time_format)
+        return aligned
+
+    def _ragged(
+        self, entry: Ragged, columns: Mapping[str, Cells], aligned: Mapping[str, Lists]
+    ) -> _Ids:
+        if entry.name in aligned:
+            cut = aligned[entry.name]
+        else:
+            weights = columns[entry.weights] if entry.weights else None
+            cells = columns[entry.name]
+            if weights is not None and weights.is_context != cells.is_context:
+                must = f"given where {entry.name} is, in the context or with each candidate"
+                raise RequestError(entry.weights, None, must, "in the other place")
+            cut = lists(entry, cells, weights)
         part = self._rows(entry, cut.ids)
         part.counts[4:] = cut.truncated, cut.truncated_lists
         return part._replace(lists=cut)

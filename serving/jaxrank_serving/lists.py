@@ -41,14 +41,14 @@ def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
         names, weighing = _divided(entry, ids)
         ids = ids._replace(values=names)
     if entry.padding:
-        keep = np.array([not _is_padding(entry, v, ids.column.type) for v in ids.values], bool)
+        keep = np.array([not is_padding(entry, v, ids.column.type) for v in ids.values], bool)
         if not keep.all():
             if weighing is not None:
                 weighing = [w for w, k in zip(weighing, keep.tolist(), strict=True) if k]
             ids, lengths = _chosen(ids, lengths, keep)
     if not set(map(type, ids.values)) <= {int, float}:
         for i, value in enumerate(ids.values):
-            if _is_empty(value):
+            if is_empty(value):
                 ids.reject(i, "a list without empty ids")
     weights = None if weighing is None else _weights(ids, weighing, kind)
     over = lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
@@ -100,12 +100,12 @@ def _chosen(ids: Cells, lengths: np.ndarray, keep: np.ndarray) -> tuple[Cells, n
     return ids._replace(values=values, rows=rows), np.bincount(rows, minlength=len(lengths))
 
 
-def _is_empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str | bytes) and not value)
 
 
-def _is_padding(entry: Ragged, value: Any, kind: str) -> bool:
-    if _is_empty(value):
+def is_padding(entry: Ragged, value: Any, kind: str) -> bool:
+    if is_empty(value):
         return "" in entry.padding
     if isinstance(value, bytes):
         return value in [p.encode() for p in entry.padding if p]

@@ -114,6 +114,25 @@ class Ragged:
 
 
 @dataclasses.dataclass(frozen=True)
+class Events:
+    """A sequence: ragged features whose n-th ids are of one event of a history.
+
+    features: that the model reads.
+    order: of the events in requests, "oldest_first" or "newest_first".
+    time: column of the events' times, or "".
+    example_time: column of the time of the request, or "". Later events are left out.
+    age: name of the feature of the events' ages.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    order: str
+    time: str
+    example_time: str
+    age: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """A table: rows `offset` to `offset + rows - 1` of its stack.
 
@@ -227,6 +246,7 @@ class Signature:
     dense: tuple[Dense, ...]
     categorical: tuple[Categorical, ...]
     ragged: tuple[Ragged, ...]
+    sequences: tuple[Events, ...]
     tables: tuple[Table, ...]
     stacks: tuple[Stack, ...]
     index: Index

@@ -69,8 +69,10 @@ def raw_rows(
     Raises:
         InputError: the raw data cannot be read.
     """
+    # Sequences compare the times of events with the time of the example.
+    time = spec.time if any(sequence.time for sequence in spec.sequences) else ""
     features = dataclasses.replace(
-        spec.without_labels(), keep=(), time="", group="", by_day=False, derived=()
+        spec.without_labels(), keep=(), time=time, group="", by_day=False, derived=()
     )
     derived = derived_of(spec)
     columns = columns_of(spec)

@@ -228,7 +228,7 @@ def _list_columns(signature: Signature) -> set[str]:
     names |= {f.name for f in signature.categorical if f.length > 1}
     for feature in signature.ragged:
         names |= {feature.name, feature.weights} - {""}
-    return names
+    return names | {sequence.time for sequence in signature.sequences} - {""}
 
 
 def metadata(model: Model) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""A run with a sequence: devices, resuming, and scores of a bundle."""
+
+import csv
+
+import histories
+import jax
+import jaxrank_serving
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from jaxrank_serving import RequestError
+from runs import newest_state, nothing, saved
+
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.evaluation import evaluate
+from jaxrank.export.bundle import export_bundle
+from jaxrank.export.comparison import parity
+from jaxrank.train import train
+
+CONTEXT = ("seen", "seen_kind", "seen_when", "time")
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    return histories.write(tmp_path_factory.mktemp("histories") / "raw")
+
+
+@pytest.fixture(scope="module")
+def store(raw, tmp_path_factory):
+    """The folder of the prepared data, and what preparation reported."""
+    folder, lines = tmp_path_factory.mktemp("store") / "store", []
+    c = histories.config(raw)
+    prepare(c.features.to_dict(), c.source.to_dict(), folder, report=lines.append)
+    return folder, lines
+
+
+def on_store(raw, store, **fields):
+    c = histories.config(raw, **fields)
+    c.data.store = str(store[0])
+    return c
+
+
+def rows_of(raw):
+    with open(raw / "valid.csv") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k != "click"} for row in rows]
+
+
+def test_preparation_reports_the_events_that_it_masks(raw, store):
+    late = [
+        sum(int(when) >= int(row["time"]) for when in row["seen_when"].split("|") if when)
+        for row in rows_of(raw)
+    ]
+    expected = (
+        f"  seen: {sum(late)} ids in {np.count_nonzero(late)} lists are masked, because their"
+        " events are not before the time of the example"
+    )
+    assert sum(late) > 50
+    assert expected in store[1]
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_run_resumes_to_the_bit_and_is_the_same_on_more_devices(raw, store, tmp_path):
+    c = on_store(raw, store)
+    c.checkpoint.every_steps = 8
+    train(c, tmp_path / "whole", report=nothing)
+
+    def stop(text):
+        if text.startswith("step 16"):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(c, tmp_path / "run", report=stop)
+    train(c, tmp_path / "run", report=nothing)
+    whole, resumed = (newest_state(c, tmp_path / name) for name in ("whole", "run"))
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(a, b)
+    first = jax.tree.leaves(whole.params["sequence_history"]["event"])[0]
+    assert np.abs(first).max() > 0
+    c.mesh.devices = 4
+    train(c, tmp_path / "wide", report=nothing)
+    wide = newest_state(c, tmp_path / "wide")
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(wide.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("pool", ["target_attention", "transformer"])
+def test_a_bundle_scores_histories_like_predict(raw, store, tmp_path, monkeypatch, pool):
+    monkeypatch.setattr(parity, "_REPEATS", dict.fromkeys(parity.CANDIDATES, 1))
+    saved(on_store(raw, store, pool=pool), tmp_path / "run")
+    evaluate.predict(str(tmp_path / "run"), output=str(tmp_path / "p.parquet"))
+    expected = pq.read_table(tmp_path / "p.parquet")["predicted_click"].to_numpy()
+    assert expected.std() > 0.01
+    export_bundle(str(tmp_path / "run"), output=str(tmp_path / "out"), report=nothing)
+    scorer = jaxrank_serving.load(tmp_path / "out")
+    rows = rows_of(raw)
+    np.testing.assert_allclose(scorer.score({}, rows)["click"], expected, atol=1e-6)
+    for row, score in list(zip(rows, expected, strict=True))[:20]:
+        context = {name: row[name] for name in CONTEXT}
+        candidate = {name: value for name, value in row.items() if name not in CONTEXT}
+        scores = scorer.score(context, [candidate] * 2)["click"]
+        np.testing.assert_allclose(scores, score, atol=1e-6)
+    if pool == "transformer":
+        return
+    longest = max(rows, key=lambda row: len(row["seen"]))
+    for column, value, message in (
+        ("seen_when", "", r"seen_when.*as many values as seen has"),
+        ("seen_kind", "k1", r"seen_kind.*as many values as seen has, \d: found 1"),
+        ("time", None, r"time.*must be a time"),
+        ("seen_when", "|".join(longest["seen_when"].split("|")[::-1]), "in the order 'oldest_fir"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            scorer.score({}, [longest | {column: value}])
+    now = {k: v for k, v in longest.items() if k != "time"}
+    assert scorer.score({}, [now])["click"] != scorer.score({}, [longest])["click"]
