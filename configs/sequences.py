@@ -62,7 +62,7 @@ def get_config():
     c.model.mlp_units = (64, 32)
     c.embedding.dim = 8
     c.batch_size = 1024
-    c.num_epochs = 3.0
+    c.num_epochs = 4.0
     c.optim.dense.base_learning_rate = 0.002
     c.optim.tables.base_learning_rate = 0.05
     return c

@@ -35,7 +35,7 @@ def recipe(
         "keyed_hashes": bool(store.spec.hash_key),
         "dense": _floats(schema, spec),
         "categorical": [_id(entry, store) for entry in spec.categorical],
-        "ragged": _lists(spec),
+        "ragged": _lists(schema, spec),
         "inputs": _inputs(layout),
         "model": model,
         "config": config,
@@ -86,7 +86,8 @@ def _id(entry: CategoricalSpec, store: Store) -> dict[str, Any]:
     }
 
 
-def _lists(spec: FeatureSpec) -> list[dict[str, Any]]:
+def _lists(schema: Schema, spec: FeatureSpec) -> list[dict[str, Any]]:
+    sequences = {feature.name: feature.sequence for feature in schema.ragged}
     fields = (
         "name",
         "table",
@@ -97,7 +98,10 @@ def _lists(spec: FeatureSpec) -> list[dict[str, Any]]:
         "max_length",
         "on_overlong",
     )
-    return [{field: getattr(entry, field) for field in fields} for entry in spec.ragged]
+    return [
+        {field: getattr(entry, field) for field in fields} | {"sequence": sequences[entry.name]}
+        for entry in spec.ragged
+    ]
 
 
 def _inputs(layout: Layout) -> list[dict[str, Any]]:

@@ -164,8 +164,13 @@ class Inputs:
         dense: Mapping[str, jax.Array],
         vectors: Mapping[str, jax.Array],
         sequences: Mapping[str, tuple[jax.Array, jax.Array]] | None = None,
+        members: Mapping[str, str] | None = None,
     ) -> "Inputs":
         """Makes inputs from features by name, in this order, with the shapes listed above.
+
+        Args:
+            members: name of the sequence that each of `sequences` is part of; see
+                `features.Ragged`. Without a name it is part of none.
 
         >>> import numpy as np
         >>> floats = np.ones(2, np.float32)
@@ -173,12 +178,12 @@ class Inputs:
         >>> inputs.features.shape
         (2, 5)
         """
-        sequences = sequences or {}
+        sequences, members = sequences or {}, members or {}
         arrays = [v if v.ndim == 3 else v[:, None] for v in vectors.values()]
         places = zip(vectors, arrays, strict=True)
         columns = [Columns(i, (name,) * v.shape[1]) for i, (name, v) in enumerate(places)]
         spans = [
-            Span(name, len(arrays) + i, 0, sequence[0].shape[1])
+            Span(name, len(arrays) + i, 0, sequence[0].shape[1], members.get(name, ""))
             for i, (name, sequence) in enumerate(sequences.items())
         ]
         every = [*dense.values(), *arrays, *(v for v, _ in sequences.values())]

@@ -230,6 +230,9 @@ def test_the_documented_program_scores_sequences(run, tmp_path):
     c.features.categorical = [
         entry for entry in c.features.categorical if entry["columns"] != "pair"
     ]
+    c.features.sequences = [dict(name="past", columns="seen", order="newest_first")]
+    attention = dict(pool="target_attention", candidate={"seen": "item"})
+    c.model.sequences = ConfigDict({"past": attention})
     c.embedding.dims = ConfigDict({"tags": 3})
     saved(c, tmp_path / "run")
     export(str(tmp_path / "run"), output=str(tmp_path / "out"))

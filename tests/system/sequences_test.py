@@ -8,9 +8,12 @@ import jaxrank_serving
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from checkout import ROOT
 from jaxrank_serving import RequestError
+from ml_collections import ConfigDict
 from runs import newest_state, nothing, saved
 
+from jaxrank import config_files
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.evaluation import evaluate
 from jaxrank.export.bundle import export_bundle
@@ -116,3 +119,34 @@ def test_a_bundle_scores_histories_like_predict(raw, store, tmp_path, monkeypatc
             scorer.score({}, [longest | {column: value}])
     now = {k: v for k, v in longest.items() if k != "time"}
     assert scorer.score({}, [now])["click"] != scorer.score({}, [longest])["click"]
+
+
+@pytest.mark.slow
+def test_target_attention_learns_what_the_mean_cannot(tmp_path):
+    """The truth depends on the number of past events of the candidate's category."""
+    closed = {}
+    for pool in ("target_attention", "mean"):
+        c = config_files.load(ROOT / "configs" / "sequences.py")
+        c.source.rows = ConfigDict(dict(train=60_000, valid=20_000))
+        c.source.dense, c.source.categorical, c.source.signal = 0, [], 2.0
+        c.source.history_categories = c.source.history_items = 20
+        c.features.categorical, c.features.dense = c.features.categorical[2:], []
+        for entries in (c.features.categorical, c.features.ragged):
+            for entry in entries:
+                entry["rows"] = 20
+        c.model.cross, c.model.mlp_units, c.embedding.dim = "none", (32,), 4
+        if pool == "mean":
+            c.model.sequences = ConfigDict({"history": dict(pool="mean")})
+        c.batch_size, c.num_epochs = 256, 3.0
+        c.optim.dense.base_batch = c.optim.tables.base_batch = 256
+        c.optim.dense.base_learning_rate = 0.005
+        c.data.store, c.mesh.devices = str(tmp_path / "data"), 1
+        if pool == "target_attention":
+            prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "data", report=nothing)
+        result = train(c, tmp_path / pool, report=nothing)
+        model, best, constant = (
+            of["click"]["logloss"] for of in (result.metrics, result.best_possible, result.constant)
+        )
+        closed[pool] = (constant - model) / (constant - best)
+    assert closed["target_attention"] > 0.85
+    assert 0.3 < closed["mean"] < closed["target_attention"] - 0.3

@@ -377,3 +377,44 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
 def test_numbers_out_of_range_are_rejected(change, message):
     with pytest.raises(InputError, match=message):
         generated(**({"rows": {"train": 1}, "seed": 0} | change))
+
+
+_HISTORY = {"history_items": 60, "history_categories": 6, "history_length": 5}
+
+
+def test_histories_are_aligned_and_of_the_past_and_leave_other_columns_as_they_are():
+    source = generated(rows={"train": 3000}, days=2, **_ARGUMENTS, **_HISTORY)
+    batch, plain = _first(source, "train"), generated(rows={"train": 3000}, days=2, **_ARGUMENTS)
+    assert batch.schema.names == source.columns("train")
+    for name in ("f1", "c2", "l1", "time"):
+        assert batch.column(name).equals(_first(plain, "train").column(name))
+    rows = batch.to_pydict()
+    assert max(map(len, rows["history_item"])) == 5
+    assert set(rows["item"]) == set(range(60))
+    for i in range(3000):
+        items, times = rows["history_item"][i], rows["history_time"][i]
+        assert rows["history_category"][i] == [item % 6 for item in items]
+        assert rows["category"][i] == rows["item"][i] % 6
+        assert times == sorted(times)
+        assert len(times) == len(items)
+        assert all(time < rows["time"][i] for time in times)
+    ids = source.chunk_ids("train", 0)
+    for name in ("item", "category", "history_item", "history_category"):
+        column = batch.column(name)
+        values = column.flatten() if name.startswith("history") else column
+        assert ids[name].values.tolist() == values.to_pylist()
+
+
+def test_the_similarity_to_the_history_explains_the_share_of_the_logits_that_is_asked_for():
+    source = generated(rows={"train": 30_000}, history_share=0.6, **_ARGUMENTS, **_HISTORY)
+    rows = _first(source, "train").to_pydict()
+    pairs = zip(rows["category"], rows["history_category"], strict=True)
+    similarity = np.log1p([past.count(category) for category, past in pairs])
+    p = np.array(rows["p_click"])
+    correlation = np.corrcoef(similarity, np.log(p / (1 - p)))[0, 1]
+    np.testing.assert_allclose(correlation**2, 0.6, atol=0.03)
+
+
+def test_too_few_items_for_their_categories_are_rejected():
+    with pytest.raises(InputError, match=r"history_items must be 0, or at least .*=6: found 5"):
+        generated(rows={"train": 10}, seed=1, history_items=5, history_categories=6)
