@@ -20,6 +20,7 @@ from jaxrank.features import MAX_GROUP
 from jaxrank.layout import layout
 
 _BLOCK = 300
+AT = 1_700_000_000
 FEATURES = dict(
     tasks=[
         dict(name="click", label="label", weight="importance"),
@@ -36,7 +37,14 @@ FEATURES = dict(
         dict(columns="tags", encoding="integer", rows=30, max_length=6, on_overlong="truncate"),
         dict(columns="seen", table="user", weights="w", encoding="integer", rows=40)
         | dict(on_bad_id="oov"),
+        dict(columns=["past", "past_site"], encoding="hash", rows=60, combiner="none")
+        | dict(max_length=3, on_overlong="truncate"),
     ],
+    sequences=[
+        dict(name="history", columns=["past", "past_site"], order="oldest_first")
+        | dict(time="past_at", ages=True),
+    ],
+    time="at",
     keep=["key"],
 )  # fmt: skip
 
@@ -45,6 +53,9 @@ def drawn(seed, rows):
     draw = random.Random(seed)
     tags = [[draw.randrange(30) for _ in range(draw.randrange(9))] for _ in range(rows)]
     seen = [[draw.randrange(50) for _ in range(draw.randrange(4))] for _ in range(rows)]
+    other = random.Random(seed + 1)
+    past_at = [sorted(other.choices(range(AT - 900, AT + 90), k=i % 6)) for i in range(rows)]
+    past = [[other.randrange(99) for _ in times] for times in past_at]
     return {
         "key": [f"{seed}-{i}" for i in range(rows)],
         "label": [draw.randrange(2) for _ in range(rows)],
@@ -58,6 +69,10 @@ def drawn(seed, rows):
         "tags": [draw.choice([None, t]) for t in tags],
         "seen": seen,
         "w": [[draw.random() for _ in s] for s in seen],
+        "at": [AT] * rows,
+        "past_at": past_at,
+        "past": past,
+        "past_site": [[f"s{i % 7}" for i in ids] for ids in past],
         "unused": [{"deep": 1}] * rows,
     }
 
@@ -172,12 +187,14 @@ def test_list_lengths_are_exact_and_read_when_they_are_asked_for(data, monkeypat
         split, "_chunk", lambda p, columns: read.append(columns) or chunk(p, columns)
     )
     result = split.statistics
-    assert {name for columns in read for name in columns} == {"tags", "seen"}
+    of_history = {"past", "past_site", "past_at", "at"}
+    assert {name for columns in read for name in columns} == {"tags", "seen"} | of_history
     lengths = join(list(split.blocks())).list_lengths.astype(int)
     sums = [lengths[i : i + MAX_GROUP].sum(axis=0) for i in range(len(lengths))]
     assert result["rows"] == len(lengths) == 9 * _BLOCK + 45
     assert result["list_lengths"]["max_total_per_run"] == np.max(sums, axis=0).tolist()
-    assert result["list_lengths"]["max_per_example"] == lengths.max(axis=0).tolist() == [6, 3]
+    assert result["list_lengths"]["max_per_example"] == lengths.max(axis=0).tolist()
+    assert result["list_lengths"]["max_per_example"] == [6, 3, 3, 3, 3]
     np.testing.assert_allclose(result["list_lengths"]["mean"], lengths.mean(axis=0))
     covariance = np.cov(lengths.T, bias=True)
     np.testing.assert_allclose(result["list_lengths"]["covariance"], covariance, rtol=1e-12)
@@ -208,7 +225,7 @@ def test_a_row_group_is_read_once_for_blocks_that_are_read_in_order(data, monkey
 
 
 def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path):
-    features = FEATURES | {"ragged": []}
+    features = FEATURES | {"ragged": [], "sequences": []}
     result = []
     for place, seed in (("here", 3), ("there", 3), ("other", 4)):
         path = tmp_path / place / "hour=7" / "part-0.parquet"
@@ -258,7 +275,10 @@ def open_and_forget(split):
     ("changed", "message"),
     [
         (dict(categorical=[dict(columns="site")]), "'site' must have encoding='integer' or 'hash'"),
-        (dict(ragged=[dict(columns="tags")]), "'tags' must have encoding='integer' or 'hash'"),
+        (
+            dict(ragged=[dict(columns="tags")], sequences=[]),
+            "'tags' must have encoding='integer' or 'hash'",
+        ),
         (dict(dense=[dict(columns="f1", standardize=True)]), "fitted .*found f1"),
         (
             dict(categorical=[dict(columns="f1", encoding="bucket", buckets=4)], dense=[]),
