@@ -1,6 +1,10 @@
 """Clicks that depend on the candidate's similarity to the events of the past.
 
 jaxrank train --config=sequences --workdir=/tmp/sequences
+
+About two minutes on two CPU cores, of which half prepare and compile. Logloss 0.4245, AUC 0.8265:
+the model closes 91.6% of the gap between the best constant and the best possible logloss, the mean
+of three seeds (89.6%, 93.5%, 91.8%). With `pool="mean"` it closes 51.5% (52.8%, 51.0%, 50.7%).
 """
 
 from ml_collections import ConfigDict
