@@ -1,4 +1,4 @@
-"""Reads columns of lists: each by itself, and those of a sequence event by event."""
+"""Reads columns of lists, and aligns the lists of a sequence event by event."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
