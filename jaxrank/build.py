@@ -51,8 +51,8 @@ def model_fields(config: ConfigDict) -> dict[str, Any]:
     """Returns the fields and the name of the model that the config's section `model` describes."""
     fields = _tuples(config)
     fields["name"] = fields.get("name") or RANKER
-    for of_tasks in ("parents", "initial_bias"):
-        del fields[of_tasks]
+    for field in ("parents", "initial_bias"):
+        del fields[field]
     return fields
 
 
@@ -161,7 +161,7 @@ def make_step_spec(
         learning_rate=learning_rate,
         table_learning_rate=table_learning_rate,
         kinds=tuple(task.kind for task in layout.schema.tasks),
-        task_losses=task_losses.of_tasks(to_plain(config.task_losses), layout.schema.tasks),
+        task_losses=task_losses.select_losses(to_plain(config.task_losses), layout.schema.tasks),
         parents=task_parents(config.model, layout.schema),
         task_weights=task_weights,
         learns_task_weights=config.task_weighting == "uncertainty",

@@ -324,9 +324,9 @@ def _predict_bundle(args: argparse.Namespace, report: Callable) -> dict[str, Any
     from jaxrank.export.bundle import check_packages
     from jaxrank.export.predict import predict_bundle
 
-    given = {"workdir": args.workdir, **_which(args)}
-    given["checkpoint"] = "" if args.checkpoint == "newest" else args.checkpoint
-    for flag, value in given.items():
+    flags = {"workdir": args.workdir, **_which(args)}
+    flags["checkpoint"] = "" if args.checkpoint == "newest" else args.checkpoint
+    for flag, value in flags.items():
         if value:
             name = flag.replace("_", "-")
             raise InputError(f"--{name} must be used without --bundle: found {value!r} with it.")

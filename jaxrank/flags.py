@@ -62,12 +62,12 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     parser = _Parser(prog="jaxrank", description=jaxrank.__doc__, allow_abbrev=False, add_help=True)
     parser.add_argument("--version", action="version", version=f"jaxrank {jaxrank.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    for name, of in _VERBS.items():
+    for name, verb in _VERBS.items():
         sub = verbs.add_parser(
             name,
-            help=of.help,
-            description=of.help,
-            epilog=f"example:\n  {of.example}",
+            help=verb.help,
+            description=verb.help,
+            epilog=f"example:\n  {verb.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -84,7 +84,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
             metavar="FILE",
             help="a Python file that registers models of your own; may be repeated",
         )
-        of.add_flags(sub)
+        verb.add_flags(sub)
     return parser, verbs.choices
 
 

@@ -76,7 +76,7 @@ def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> j
     return _select_kind(_LOSSES, kinds, logits, labels)
 
 
-def of_kind(kind: str) -> Elementwise:
+def loss_of_kind(kind: str) -> Elementwise:
     """Returns the loss of a kind of task."""
     return _LOSSES[kind]
 

@@ -151,9 +151,9 @@ class StepSpec(NamedTuple):
 
 
 def _inputs(
-    layout: Layout, floats: Any, vectors: Any, ids: Mapping[str, Any], share: Share
+    layout: Layout, dense: Any, vectors: Any, ids: Mapping[str, Any], share: Share
 ) -> Inputs:
-    """Builds the inputs of the model from floats, looked-up vectors and the ids of sequences.
+    """Builds the inputs of the model from dense features, vectors and the ids of sequences.
 
     Accepts arrays of a batch, or their shapes.
     """
@@ -177,8 +177,8 @@ def _inputs(
         if stack.lists:
             columns.append(Columns(len(reads), tuple(schema.ragged[i].name for i in stack.lists)))
             reads.append((stack_vectors["lists"], None))
-    dense = tuple(f.name for f in schema.dense)
-    return Inputs(Names(dense, tuple(columns), tuple(spans)), floats, reads, share)
+    dense_names = tuple(f.name for f in schema.dense)
+    return Inputs(Names(dense_names, tuple(columns), tuple(spans)), dense, reads, share)
 
 
 def model_inputs(layout: Layout) -> Inputs:

@@ -175,7 +175,9 @@ def name_of(entry: Any) -> str:
     return entry.get("name", "") if isinstance(entry, Mapping) else entry
 
 
-def of_tasks(chosen: Mapping[str, Any], tasks: Sequence[Task]) -> tuple[losses.Elementwise, ...]:
+def select_losses(
+    chosen: Mapping[str, Any], tasks: Sequence[Task]
+) -> tuple[losses.Elementwise, ...]:
     """Returns the loss of each task.
 
     Args:
@@ -189,12 +191,12 @@ def of_tasks(chosen: Mapping[str, Any], tasks: Sequence[Task]) -> tuple[losses.E
     known = [task.name for task in tasks]
     for name in chosen:
         require(name in known, _SECTION, f"of tasks {', '.join(known)}", name)
-    return tuple(_of_task(task, chosen.get(task.name)) for task in tasks)
+    return tuple(_task_loss(task, chosen.get(task.name)) for task in tasks)
 
 
-def _of_task(task: Task, entry: Any) -> losses.Elementwise:
+def _task_loss(task: Task, entry: Any) -> losses.Elementwise:
     if entry is None:
-        return losses.of_kind(task.kind)
+        return losses.loss_of_kind(task.kind)
     where = f"{_SECTION}.{task.name}"
     is_entry = isinstance(entry, str | Mapping)
     require(is_entry, where, "the name of a loss, or a dict with its name and settings", entry)

@@ -84,7 +84,7 @@ def test_what_stands_beside_an_unknown_label_counts_nothing(kind, output):
 
     def loss(logits, labels, weights):
         return losses.per_task(
-            logits, labels, weights, jnp.array([3.0]), (losses.of_kind(kind),)
+            logits, labels, weights, jnp.array([3.0]), (losses.loss_of_kind(kind),)
         ).sum()
 
     result, grad = jax.value_and_grad(loss)(logits, labels, weights)

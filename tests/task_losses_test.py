@@ -28,7 +28,7 @@ LABELS = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
 
 
 def of(entry, task=CLICK):
-    (function,) = task_losses.of_tasks({task.name: entry}, [task])
+    (function,) = task_losses.select_losses({task.name: entry}, [task])
     return function
 
 
@@ -69,7 +69,7 @@ def test_a_loss_equals_its_formula(entry, expected):
 
 def test_the_loss_of_a_task_without_an_entry_is_that_of_its_kind():
     tasks = [CLICK, PRICE, Task("visits", "count")]
-    functions = task_losses.of_tasks({}, tasks)
+    functions = task_losses.select_losses({}, tasks)
     assert functions == (losses.logistic, losses.squared, losses.poisson)
     for task, function in zip(tasks, functions, strict=True):
         chosen = of(losses.DEFAULT_OF_KIND[task.kind], task)
@@ -79,7 +79,7 @@ def test_the_loss_of_a_task_without_an_entry_is_that_of_its_kind():
 def test_each_task_has_its_own_loss():
     other = Task("buy")
     chosen = {"buy": {"name": "focal", "gamma": 1.0}}
-    functions = task_losses.of_tasks(chosen, [CLICK, other, Task("like")])
+    functions = task_losses.select_losses(chosen, [CLICK, other, Task("like")])
     weights, total = jnp.ones((2, 3)), jnp.full(3, 2.0)
     result = losses.per_task(jnp.asarray(OUTPUTS), LABELS, weights, total, functions)
     expected = cross_entropy(LABELS).mean(0)
@@ -102,7 +102,7 @@ def test_each_task_has_its_own_loss():
 )
 def test_an_invalid_entry_is_rejected_with_its_path(chosen, message):
     with pytest.raises(InputError, match=message):
-        task_losses.of_tasks(chosen, [CLICK, PRICE])
+        task_losses.select_losses(chosen, [CLICK, PRICE])
 
 
 def test_a_loss_that_is_not_elementwise_is_rejected():

@@ -142,8 +142,8 @@ def topology_of(device_kind: str, devices: int) -> Topology | None:
     generation = next((g for k, g in _DEVICE_KINDS.items() if device_kind.startswith(k)), "")
     if not generation:
         return None
-    of = GENERATIONS[generation]
-    number = devices * of.cores_per_device if of.numbers_cores else devices
+    chip = GENERATIONS[generation]
+    number = devices * chip.cores_per_device if chip.numbers_cores else devices
     return topology(f"{generation}-{number}")
 
 

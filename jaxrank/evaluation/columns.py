@@ -194,10 +194,10 @@ def _numbers(values: pa.Array, flag: str, name: str) -> np.ndarray:
 
 
 def _finish_numbers(title: str, buckets: int) -> _Finish:
-    return lambda parts: in_buckets(title, np.concatenate(parts), buckets)
+    return lambda parts: bucketize(title, np.concatenate(parts), buckets)
 
 
-def in_buckets(name: str, numbers: np.ndarray, buckets: int) -> Column:
+def bucketize(name: str, numbers: np.ndarray, buckets: int) -> Column:
     """Divides numbers f64[n], NaN where missing, into buckets of about equally many examples.
 
     Values are written as "1 to 3", which includes the lower end only, or as a number if the bucket

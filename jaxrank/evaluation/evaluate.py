@@ -29,7 +29,7 @@ from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
-from jaxrank.evaluation.model_view import as_read_by
+from jaxrank.evaluation.model_view import view_for_model
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Layout
 from jaxrank.models import Model
@@ -123,7 +123,7 @@ class SavedRun(NamedTuple):
         Raises:
             InputError: the data is absent, or the run's model cannot read it.
         """
-        return as_read_by(self.schema, self.data(store_path).open(), self.open_own)
+        return view_for_model(self.schema, self.data(store_path).open(), self.open_own)
 
     def open_own(self) -> Store:
         """Opens the store that the run was trained on, to match rows by raw value.
@@ -245,7 +245,7 @@ def open_run(
     with processes.together():
         run = load_run(workdir)
         stored = run.data(data).open()
-        store = as_read_by(run.schema, stored, run.open_own)
+        store = view_for_model(run.schema, stored, run.open_own)
         name = split or run.config.data.valid
         if name in ("", NEXT_DAY):
             raise InputError("--split: must be set, because the run has no validation split.")

@@ -13,7 +13,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import Schema, Task
 
 
-def as_read_by(model: Schema, store: Store, open_own: Callable[[], Store]) -> Store:
+def view_for_model(model: Schema, store: Store, open_own: Callable[[], Store]) -> Store:
     """Returns a store whose splits have the features and the table rows of a model.
 
     Features are matched by name, and rows of vocabularies by raw value. The store may have more
@@ -60,7 +60,7 @@ def check_features(model: Schema, store: Store) -> None:
 
 
 def _check_tasks(model: Schema, store: Store) -> None:
-    old, new = ([_as_predicted(task) for task in s.tasks] for s in (model, store.schema))
+    old, new = ([_predicted_task(task) for task in s.tasks] for s in (model, store.schema))
     for before, after in zip(old, new, strict=False):
         if before != after and before.name == after.name:
             raise _differs(store, "tasks", before.name, before, after)
@@ -85,7 +85,7 @@ def _check_section(model: Schema, store: Store, field: str) -> None:
         raise _order(store, field, list(old), shared)
 
 
-def _as_predicted(task: Task) -> Task:
+def _predicted_task(task: Task) -> Task:
     return dataclasses.replace(task, shifted=False)
 
 

@@ -153,27 +153,29 @@ def group_metrics(
         {
             "value": value,
             "metrics": {
-                task.name: exact.exact(logits[of, i], labels[of, i], weights[of, i], task.kind)
+                task.name: exact.exact(
+                    logits[rows, i], labels[rows, i], weights[rows, i], task.kind
+                )
                 for i, task in enumerate(tasks)
             },
         }
-        for value, of in zip(groups.values, members, strict=True)
+        for value, rows in zip(groups.values, members, strict=True)
     ]
     order = sort_by_size(members)
     for i in order[:_MOST_INTERVALS]:
-        of = members[i]
+        rows = members[i]
         values[i]["intervals"] = {
             task.name: metric_intervals(
                 values[i]["metrics"][task.name],
-                logits[of, t],
-                labels[of, t],
-                weights[of, t],
+                logits[rows, t],
+                labels[rows, t],
+                weights[rows, t],
                 task.kind,
-                clusters.code[of] if clusters else None,
+                clusters.code[rows] if clusters else None,
             )
             for t, task in enumerate(tasks)
         }
-    weight = np.array([weights[of].sum(axis=0, dtype=np.float64) for of in members])
+    weight = np.array([weights[rows].sum(axis=0, dtype=np.float64) for rows in members])
     gauc = {
         task.name: _mean_auc([v["metrics"][task.name]["auc"] for v in values], weight[:, i])
         for i, task in enumerate(tasks)

@@ -25,7 +25,7 @@ def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
     """
     data = source.run.config.data
     name = data.valid if data.valid not in ("", NEXT_DAY) else data.train
-    recorded = _of_split(source.store, name)
+    recorded = _split_statistics(source.store, name)
     scores = _calibrations(source.run.directory / "metrics.jsonl", source.step)
     tasks = []
     for task in source.run.schema.tasks:
@@ -58,7 +58,7 @@ def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
     return {"split": name, "rows": rows, "tasks": tasks, "features": features}
 
 
-def _of_split(store: Store, name: str) -> dict[str, Any]:
+def _split_statistics(store: Store, name: str) -> dict[str, Any]:
     try:
         split = store.split(name, "data")
     except InputError:  # a later store may have other splits

@@ -166,7 +166,9 @@ def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict
 
 def _means(kind: str, p: Floats, y: Floats, w: Floats) -> dict[str, float]:
     """Computes the metrics that are weighted means over examples."""
-    return {name: ratio((w * of(p, y)).sum(), w.sum()) for name, of in means([kind]).items()}
+    return {
+        name: ratio((w * function(p, y)).sum(), w.sum()) for name, function in means([kind]).items()
+    }
 
 
 def binary_metrics(

@@ -113,7 +113,7 @@ class InputMap:
             return old if before == after and old.shape == new.shape else None
         if before.keys() != after.keys() or old.ndim != new.ndim:
             return None
-        to, of = [], []
+        old_places, new_places = [], []
         for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True)):
             if axis in after:
                 if _tail(before[axis]) != _tail(after[axis]):
@@ -123,20 +123,20 @@ class InputMap:
                 places = np.arange(a), np.arange(b)
             else:
                 return None
-            of.append(places[0])
-            to.append(places[1])
-        stays = old.shape == new.shape and all(map(np.array_equal, of, to))
-        if stays and all(map(np.array_equal, of, map(np.arange, old.shape))):
+            old_places.append(places[0])
+            new_places.append(places[1])
+        stays = old.shape == new.shape and all(map(np.array_equal, old_places, new_places))
+        if stays and all(map(np.array_equal, old_places, map(np.arange, old.shape))):
             return old
         result = new.copy()
-        result[np.ix_(*to)] = old[np.ix_(*of)]
+        result[np.ix_(*new_places)] = old[np.ix_(*old_places)]
         return result
 
     def _common(
         self, array: str, parts: tuple[Parts, Parts], sizes: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the positions on the old and on the new axis of the labels that both have."""
-        labels = [run.labels(of) for run, of in zip((self._old, self._new), parts, strict=True)]
+        labels = [run.labels(axis) for run, axis in zip((self._old, self._new), parts, strict=True)]
         counts = tuple(map(len, labels))
         if counts != sizes:
             raise InputError(

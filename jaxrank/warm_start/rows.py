@@ -49,25 +49,25 @@ def plan_moves(old: Layout, new: Layout, rows: Mapping[str, np.ndarray]) -> dict
 
 def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns rows of the old stack and of the new one, i32[n] each, with the same raw value."""
-    of, to = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
-    of_old, to_new = ToStack.from_stack(old), ToStack.from_stack(new)
+    old_rows, new_rows = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    old_index, new_index = ToStack.from_stack(old), ToStack.from_stack(new)
     for name in set(old.tables) & set(new.tables) & set(rows):
         row = rows[name]
-        old_rows = np.flatnonzero(row != PAD).astype(np.int32)
-        of.append(of_old(old_rows, old.tables.index(name)))
-        to.append(to_new(row[old_rows], new.tables.index(name)))
-    return np.concatenate(of), np.concatenate(to)
+        kept = np.flatnonzero(row != PAD).astype(np.int32)
+        old_rows.append(old_index(kept, old.tables.index(name)))
+        new_rows.append(new_index(row[kept], new.tables.index(name)))
+    return np.concatenate(old_rows), np.concatenate(new_rows)
 
 
-def _moves(old: Stack, new: Stack, of: np.ndarray, to: np.ndarray) -> Iterator[Moves]:
-    for old_part, of_here, old_first in _parts(old, of):
-        for new_part, to_here, new_first in _parts(new, to):
-            both = of_here & to_here
+def _moves(old: Stack, new: Stack, old_rows: np.ndarray, new_rows: np.ndarray) -> Iterator[Moves]:
+    for old_part, in_old, old_first in _parts(old, old_rows):
+        for new_part, in_new, new_first in _parts(new, new_rows):
+            both = in_old & in_new
             if both.any():
-                lies = old_part.position(of[both] - old_first)
-                goes = new_part.position(to[both] - new_first)
-                order = np.argsort(lies)
-                yield Moves(old_part, new_part, lies[order], goes[order])
+                old_positions = old_part.position(old_rows[both] - old_first)
+                new_positions = new_part.position(new_rows[both] - new_first)
+                order = np.argsort(old_positions)
+                yield Moves(old_part, new_part, old_positions[order], new_positions[order])
 
 
 def _parts(stack: Stack, rows: np.ndarray) -> list[tuple[Storage, np.ndarray, np.int32]]:

@@ -18,7 +18,7 @@ from jaxrank.metrics.registry import METRICS
 
 # Kinds in mixed order, so that the tests detect swapped columns.
 KINDS = ("count", "binary", "real", "binary", "count", "real", "real")
-LOSSES = tuple(map(losses.of_kind, KINDS))
+LOSSES = tuple(map(losses.loss_of_kind, KINDS))
 FIELDS = {kind: {metric.name for metric in METRICS[kind]} for kind in METRICS}
 
 
