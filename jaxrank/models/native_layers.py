@@ -65,7 +65,7 @@ def _backward(is_bfloat16, form, kept, grad):
     x, kernel, bias, by, past, multiplied = kept
     is_x0 = form == "cross" and by is None
     by = x if is_x0 else by
-    grad, grad_so_far = grad if form == "cross" else (grad, None)
+    grad, x0_grad = grad if form == "cross" else (grad, None)
     batch, (n, width), size = math.prod(grad.shape[:-2]), grad.shape[-2:], x.shape[-1]
     parts = min(max(n // _PART, 1), _MOST_PARTS)
     sums = parts * batch * (size + 1) * width if parts > 1 else 0
@@ -73,14 +73,14 @@ def _backward(is_bfloat16, form, kept, grad):
         _floats(batch, n, size),
         _floats(batch, size, width),
         _floats(0 if bias is None else batch, width),
-        _floats(0 if grad_so_far is None else batch, n, width),
+        _floats(0 if x0_grad is None else batch, n, width),
         _floats(max(_panels(batch, width, size), sums)),
     )
     operands = [_joined(a, 2) for a in (grad, x, kernel, by)] + [
         multiplied,
-        _joined(grad_so_far, 2),
+        _joined(x0_grad, 2),
     ]
-    aliases = {} if grad_so_far is None else {5: 3}  # the gradient of x0 is updated in place
+    aliases = {} if x0_grad is None else {5: 3}  # the gradient of x0 is updated in place
     of_x, of_kernel, of_bias, of_x0, _ = _call("JaxrankLayerGradient", outs, aliases)(
         *operands,
         adds_grad=form == "cross" and past is None,
@@ -93,7 +93,7 @@ def _backward(is_bfloat16, form, kept, grad):
         of_x.reshape(x.shape),
         of_kernel.reshape(kernel.shape),
         None if bias is None else of_bias.reshape(bias.shape),
-        None if grad_so_far is None or is_x0 else of_x0.reshape(grad_so_far.shape),
+        None if x0_grad is None or is_x0 else of_x0.reshape(x0_grad.shape),
         None if past is None else grad,
     )
 

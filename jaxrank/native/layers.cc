@@ -57,8 +57,8 @@ auto WithForm(Form form, const Function& function) {
 
 // The gradient of x0, which is summed while the rows of the gradient are read: each of their numbers
 // times the factor of x0, whose rows are `stride` apart.
-struct OfX0 {
-  const float* so_far = nullptr;
+struct X0Gradient {
+  const float* x0_grad = nullptr;
   const float* multiplied = nullptr;
   int64_t stride = 0;
   float* to = nullptr;  // null: nothing is added
@@ -70,21 +70,22 @@ struct Rows {
   const float* by;  // null for kPlain
   int64_t width;
   Form form;
-  OfX0 of_x0;
+  X0Gradient of_x0;
 
   // Reads `count` numbers, at most kLanes, from (row, column). With `of_x0` each is read once.
   template <Form kForm>
   Vec At(int64_t row, int64_t column, int64_t count) const {
     const int64_t at = row * width + column;
-    const Vec found = LoadUpTo(x + at, count);
-    if (kForm == kPlain) return found;
-    const Vec of = LoadUpTo(by + at, count);
-    if (kForm == kRelu) return WherePositive(of, found);
+    const Vec values = LoadUpTo(x + at, count);
+    if (kForm == kPlain) return values;
+    const Vec factor = LoadUpTo(by + at, count);
+    if (kForm == kRelu) return WherePositive(factor, values);
     if (of_x0.to && count > 0) {
       const Vec more = LoadUpTo(of_x0.multiplied + row * of_x0.stride + column, count);
-      StoreUpTo(of_x0.to + at, count, Add(LoadUpTo(of_x0.so_far + at, count), Times(found, more)));
+      StoreUpTo(of_x0.to + at, count,
+                Add(LoadUpTo(of_x0.x0_grad + at, count), Times(values, more)));
     }
-    return Times(found, of);
+    return Times(values, factor);
   }
 };
 
@@ -168,10 +169,10 @@ void PackKernel(const float* kernel, int64_t k, int64_t n, bool is_transposed, c
 // Minimum rows per thread, if each row is read or written once.
 constexpr int64_t kFew = 64;
 
-// Computes ByKernel for a kernel of one column, which is a sum per row, or of one row.
+// Multiplies rows by a kernel of one column, which is a sum per row, or of one row.
 template <class Kind, typename Finish>
-void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t batch, int64_t m,
-            int64_t n, float* out, const Finish& finish) {
+void MultiplyRows(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t batch,
+                  int64_t m, int64_t n, float* out, const Finish& finish) {
   const int64_t k = rows.width, width = std::max(k, n), blocks = Ceil(m, kFew);
   Each<Nothing>(pool, batch * blocks, [&](int64_t item, Nothing&) {
     const int64_t of = item / blocks, first = item % blocks * kFew;
@@ -209,12 +210,13 @@ void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t
 // Computes out[batch, m, n] = finish(row, column, count, sums) for the product of rows [batch, m, k]
 // and a kernel. `finish` reads `also` [batch, m, n] if it is not null.
 template <class Kind, typename Finish>
-ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool is_transposed,
-                    const float* also, FloatsOut out, FloatsOut work, const Finish& finish) {
+ffi::Error MultiplyByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel,
+                            bool is_transposed, const float* also, FloatsOut out, FloatsOut work,
+                            const Finish& finish) {
   const auto dims = out->dimensions();
   const int64_t batch = dims[0], m = dims[1], n = dims[2], k = rows.width;
   if (n == 1 || k == 1) {
-    ByLine<Kind>(pool, rows, kernel.typed_data(), batch, m, n, out->typed_data(), finish);
+    MultiplyRows<Kind>(pool, rows, kernel.typed_data(), batch, m, n, out->typed_data(), finish);
     return ffi::Error::Success();
   }
   const Cut cut(Ceil(k, Kind::kNumbers), kSteps);
@@ -247,8 +249,8 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
     if (rows.by) ahead[1].Begin(rows.by + next * k, k, coming, k, tiles);
     if (also) ahead[2].Begin(also + next * n, n, coming, n, tiles);
     if (rows.of_x0.to) {
-      const auto& [so_far, multiplied, stride, to] = rows.of_x0;
-      ahead[3].Begin(so_far + next * k, k, coming, k, tiles);
+      const auto& [x0_grad, multiplied, stride, to] = rows.of_x0;
+      ahead[3].Begin(x0_grad + next * k, k, coming, k, tiles);
       ahead[4].Begin(multiplied + next * stride, stride, coming, k, tiles);
     }
     const auto ask = [&] {
@@ -267,7 +269,7 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
           PackRow<Kind>(at, numbers, memory + (i - begin) * kStride);
         });
       }
-      const Word* here = packed + of * words + cut.Begin(part) * panels * kPanel;
+      const Word* panel = packed + of * words + cut.Begin(part) * panels * kPanel;
       const Cut columns(panels, std::max<int64_t>(1, kCached / (steps * kPanel)));
       for (int64_t block = 0; block < columns.parts; ++block) {
         const int64_t j = columns.Begin(block) * kPanel;
@@ -276,7 +278,7 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
           const auto done = [&](int64_t row, int64_t column, int64_t count, Vec sums) {
             return is_last ? finish(i + row, j + column, count, sums) : sums;
           };
-          Strip<Kind, kStride, 1>(memory + (i - begin) * kStride, here + j * steps, steps,
+          Strip<Kind, kStride, 1>(memory + (i - begin) * kStride, panel + j * steps, steps,
                                   out->typed_data() + i * n + j, n,
                                   std::min<int64_t>(kRows, end - i), width, part > 0, ask, done);
         }
@@ -287,16 +289,16 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
   return ffi::Error::Success();
 }
 
-// Computes OfKernel for one column: to[j] = sum over rows [begin, end) of x[row, j] * rows[row].
+// Computes the kernel's gradient for one column: to[j] = sum over rows [begin, end) of x[row, j] * rows[row].
 template <class Kind>
 void AddRows(const float* x, int64_t stride, const Rows& rows, int64_t begin, int64_t end,
              float* to, int64_t columns, float* bias) {
   std::memset(to, 0, columns * sizeof(float));
   WithForm(rows.form, [&](auto form) {
     for (int64_t i = begin; i < end; ++i) {
-      const Vec found = rows.At<form>(i, 0, 1);
-      const Vec by = Spread(SumOf(Kind::Rounded(found)));
-      if (bias) *bias += SumOf(found);
+      const Vec row = rows.At<form>(i, 0, 1);
+      const Vec by = Spread(SumOf(Kind::Rounded(row)));
+      if (bias) *bias += SumOf(row);
       for (int64_t j = 0; j < columns; j += kLanes) {
         const Vec of = Kind::Rounded(LoadUpTo(x + i * stride + j, columns - j));
         StoreUpTo(to + j, columns - j, MultiplyAdd(of, by, LoadUpTo(to + j, columns - j)));
@@ -309,8 +311,8 @@ void AddRows(const float* x, int64_t stride, const Rows& rows, int64_t begin, in
 // rows in of_bias[batch, n] if it is not empty. Sums are computed in parts in `work`
 // [parts, batch, (m + 1) n], which are then added up. A single part is the result itself.
 template <class Kind>
-ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t most_parts,
-                    FloatsOut out, FloatsOut of_bias, FloatsOut work) {
+ffi::Error KernelGradient(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t most_parts,
+                          FloatsOut out, FloatsOut of_bias, FloatsOut work) {
   const auto dims = out->dimensions();
   const int64_t batch = dims[0], m = dims[1], n = dims[2], k = x.dimensions()[1];
   const bool has_bias = of_bias->element_count() > 0;
@@ -339,48 +341,48 @@ ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t mo
       return Place{wide.Begin(of_wide), wide.Size(of_wide), i,
                    std::min(m, blocks.Begin(block + 1) * kGroup) - i, rest % batch, rest / batch};
     };
-    const Place here = place(item), next = place(std::min(item + threads, items - 1));
-    float* to = sums + here.part * size + (here.of * m + here.i) * n + here.j;
+    const Place current = place(item), next = place(std::min(item + threads, items - 1));
+    float* to = sums + current.part * size + (current.of * m + current.i) * n + current.j;
     float* bias = nullptr;
-    if (has_bias && here.i == 0) {
-      bias = sums_of_bias + here.part * biases + here.of * n + here.j;
-      std::memset(bias, 0, here.columns * sizeof(float));
+    if (has_bias && current.i == 0) {
+      bias = sums_of_bias + current.part * biases + current.of * n + current.j;
+      std::memset(bias, 0, current.columns * sizeof(float));
     }
-    Word* strips = Memory(Kind::kHere * (Ceil(here.rows, kGroup) * kGroup + kWide + kPanel));
-    Word* panels = strips + Kind::kHere * Ceil(here.rows, kGroup) * kGroup;
-    const int64_t tiles = Ceil(here.rows, kRows) * Ceil(here.columns, kPanel);
-    const int64_t begin = cut.Begin(here.part), end = cut.Begin(here.part + 1);
+    Word* strips = Memory(Kind::kHere * (Ceil(current.rows, kGroup) * kGroup + kWide + kPanel));
+    Word* panels = strips + Kind::kHere * Ceil(current.rows, kGroup) * kGroup;
+    const int64_t tiles = Ceil(current.rows, kRows) * Ceil(current.columns, kPanel);
+    const int64_t begin = cut.Begin(current.part), end = cut.Begin(current.part + 1);
     if (n == 1) {
-      AddRows<Kind>(x.typed_data() + here.i, m, rows, here.of * k + begin, here.of * k + end, to,
-                    here.rows, bias);
+      AddRows<Kind>(x.typed_data() + current.i, m, rows, current.of * k + begin,
+                    current.of * k + end, to, current.rows, bias);
       return;
     }
     for (int64_t e = begin; e < end; e += kExamples) {
       const int64_t numbers = std::min(kExamples, end - e), steps = Ceil(numbers, Kind::kNumbers);
       for (int64_t step = 0; step < steps; ++step) {
-        const int64_t row = here.of * k + e + step * Kind::kNumbers;
+        const int64_t row = current.of * k + e + step * Kind::kNumbers;
         const bool has_next = Kind::kNumbers > 1 && step * Kind::kNumbers + 1 < numbers;
-        const auto given = [&](int64_t j, int64_t count) {
-          const float* from = x.typed_data() + row * m + here.i + j;
+        const auto x_pair = [&](int64_t j, int64_t count) {
+          const float* from = x.typed_data() + row * m + current.i + j;
           return std::pair(LoadUpTo(from, count), has_next ? LoadUpTo(from + m, count) : Vec{});
         };
-        PackStep<Kind, kGroup>(given, here.rows, steps, strips + step * kGroup);
+        PackStep<Kind, kGroup>(x_pair, current.rows, steps, strips + step * kGroup);
         WithForm(rows.form, [&](auto form) {
-          const auto found = [&](int64_t j, int64_t count) {
-            const std::pair both(rows.At<form>(row, here.j + j, count),
-                                 has_next ? rows.At<form>(row + 1, here.j + j, count) : Vec{});
+          const auto grad_pair = [&](int64_t j, int64_t count) {
+            const std::pair both(rows.At<form>(row, current.j + j, count),
+                                 has_next ? rows.At<form>(row + 1, current.j + j, count) : Vec{});
             if (bias && count > 0) {
               const Vec sum = has_next ? Add(both.first, both.second) : both.first;
               StoreUpTo(bias + j, count, Add(LoadUpTo(bias + j, count), sum));
             }
             return both;
           };
-          PackStep<Kind, kPanel>(found, here.columns, steps, panels + step * kPanel);
+          PackStep<Kind, kPanel>(grad_pair, current.columns, steps, panels + step * kPanel);
         });
       }
       // The next examples, of this item or, most likely, of the next item of this thread.
       const bool is_last = e + kExamples >= end;
-      const Place& soon = is_last ? next : here;
+      const Place& soon = is_last ? next : current;
       const int64_t first = is_last ? cut.Begin(next.part) : e + kExamples;
       const int64_t coming = std::min(kExamples, cut.Begin(soon.part + 1) - first);
       const int64_t row = soon.of * k + first;
@@ -391,11 +393,12 @@ ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t mo
       const auto ask = [&] {
         for (Ahead& each : ahead) each.Ask();
       };
-      for (int64_t i = 0; i < here.rows; i += kRows) {
+      for (int64_t i = 0; i < current.rows; i += kRows) {
         const Word* strip = strips + i / kGroup * kGroup * steps + i % kGroup;
         Strip<Kind, 1, kGroup>(strip, panels, steps, to + i * n, n,
-                               std::min<int64_t>(kRows, here.rows - i), here.columns, e > begin,
-                               ask, [](int64_t, int64_t, int64_t, Vec sums) { return sums; });
+                               std::min<int64_t>(kRows, current.rows - i), current.columns,
+                               e > begin, ask,
+                               [](int64_t, int64_t, int64_t, Vec sums) { return sums; });
       }
     }
   });
@@ -454,16 +457,16 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
       return Add(Times(times, y), LoadUpTo(beside.typed_data() + at, count));
     };
     return WithKind(is_bfloat16, [&](auto kind) {
-      return ByKernel<decltype(kind)>(pool, rows, kernel, false, also, out, work, finish);
+      return MultiplyByKernel<decltype(kind)>(pool, rows, kernel, false, also, out, work, finish);
     });
   });
 }
 
 // Computes the gradients of_x[batch, m, k], of_kernel[batch, k, n], of_bias[batch, n] or empty, and
-// of_x0[batch, m, n] or empty, which may share the memory of `so_far`.
+// of_x0[batch, m, n] or empty, which may share the memory of `x0_grad`.
 //
 // Inputs: grad[batch, m, n], x[batch, m, k], kernel[batch, k, n]. `by` is y or x0, with the shape of
-// grad, or empty. `multiplied` as above. so_far[batch, m, n] or empty.
+// grad, or empty. `multiplied` as above. x0_grad[batch, m, n] or empty.
 //
 // of_x is the gradient through the kernel. `adds_grad` adds grad, the gradient of `past`, and `adds_x0`
 // adds the gradient of x0.
@@ -471,7 +474,7 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
 // All in one call, so that nothing reads a kernel after its gradient is computed. XLA would otherwise
 // copy the kernel, in case it is changed before.
 ffi::Error LayerGradient(ffi::ThreadPool pool, Floats grad, Floats x, Floats kernel, Floats by,
-                         Floats multiplied, Floats so_far, bool adds_grad, bool adds_x0,
+                         Floats multiplied, Floats x0_grad, bool adds_grad, bool adds_x0,
                          int64_t parts, bool is_bfloat16, int64_t form, FloatsOut of_x,
                          FloatsOut of_kernel, FloatsOut of_bias, FloatsOut of_x0, FloatsOut work) {
   const int64_t m = grad.dimensions()[1], n = grad.dimensions()[2], width = of_x->dimensions()[2];
@@ -483,11 +486,11 @@ ffi::Error LayerGradient(ffi::ThreadPool pool, Floats grad, Floats x, Floats ker
   Rows once = rows;
   if (form == kCross) {
     const int64_t size = grad.element_count(), stride = Ceil(n, kLine) * kLine;
-    if (int64_t(of_x0->element_count()) < size || int64_t(so_far.element_count()) < size ||
+    if (int64_t(of_x0->element_count()) < size || int64_t(x0_grad.element_count()) < size ||
         int64_t(multiplied.element_count()) < grad.dimensions()[0] * m * stride) {
-      return ffi::Error::InvalidArgument("of_x0, so_far and multiplied must hold the gradient of x0");
+      return ffi::Error::InvalidArgument("of_x0, x0_grad and multiplied must hold the gradient of x0");
     }
-    once.of_x0 = {so_far.typed_data(), multiplied.typed_data(), stride, of_x0->typed_data()};
+    once.of_x0 = {x0_grad.typed_data(), multiplied.typed_data(), stride, of_x0->typed_data()};
   }
   const auto finish = [&](int64_t row, int64_t j, int64_t count, Vec sums) {
     const int64_t at = row * width + j;
@@ -496,9 +499,10 @@ ffi::Error LayerGradient(ffi::ThreadPool pool, Floats grad, Floats x, Floats ker
   };
   return WithKind(is_bfloat16, [&](auto kind) {
     using Kind = decltype(kind);
-    const auto error = ByKernel<Kind>(pool, once, kernel, true, nullptr, of_x, work, finish);
+    const auto error =
+        MultiplyByKernel<Kind>(pool, once, kernel, true, nullptr, of_x, work, finish);
     if (error.failure()) return error;
-    return OfKernel<Kind>(pool, x, rows, parts, of_kernel, of_bias, work);
+    return KernelGradient<Kind>(pool, x, rows, parts, of_kernel, of_bias, work);
   });
 }
 

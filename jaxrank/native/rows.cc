@@ -171,12 +171,12 @@ ffi::Error Add(ffi::ThreadPool pool, Floats block, Ints at, Floats source, Ints 
         int64_t i = first(rows * part / parts);
         const int64_t end = first(rows * (part + 1) / parts);
         while (i < end) {
-          const int64_t here = to[i];
-          Sum<decltype(width)> sum(sums + here * width, width);
-          for (; i < end && to[i] == here; ++i) {
+          const int64_t row = to[i];
+          Sum<decltype(width)> sum(sums + row * width, width);
+          for (; i < end && to[i] == row; ++i) {
             if (i + kAhead < end) Prefetch(vectors.Row(i + kAhead), width);
-            const float* row = vectors.Row(i);
-            if (row) sum.Add(row, vectors.Scale(i));
+            const float* vector = vectors.Row(i);
+            if (vector) sum.Add(vector, vectors.Scale(i));
           }
           sum.Write();
         }
@@ -237,7 +237,7 @@ class Pieces {
  public:
   // Makes pieces from (source, index, scale) each.
   static ffi::ErrorOr<Pieces> Of(const ffi::RemainingArgs& operands) {
-    Pieces found;
+    Pieces pieces;
     for (size_t i = 0; i + 2 < operands.size(); i += 3) {
       auto source = operands.get<Floats>(i);
       auto index = operands.get<Ints>(i + 1);
@@ -246,10 +246,10 @@ class Pieces {
         return ffi::Unexpected(ffi::Error::InvalidArgument("each piece must be (f32, s32, f32)"));
       }
       const int64_t ids = index->element_count();
-      found.all_.emplace_back(*source, *index, *scale);
-      found.ends_.push_back(found.count() + (ids ? ids : source->dimensions()[0]));
+      pieces.all_.emplace_back(*source, *index, *scale);
+      pieces.ends_.push_back(pieces.count() + (ids ? ids : source->dimensions()[0]));
     }
-    return found;
+    return pieces;
   }
 
   int64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
@@ -287,9 +287,9 @@ std::vector<int64_t> Deal(ffi::ThreadPool& pool, const int32_t* id, const Pieces
   // First the number of ids of each block in each part, then their destinations.
   std::vector<int64_t> place(blocks * parts);
   Each<Nothing>(pool, blocks, [&](int64_t block, Nothing&) {
-    int64_t* mine = &place[block * parts];
+    int64_t* counts = &place[block * parts];
     for (int64_t i = begin_of(block); i < begin_of(block + 1); ++i) {
-      if (uint32_t(id[i]) < rows) ++mine[id[i] >> shift];
+      if (uint32_t(id[i]) < rows) ++counts[id[i] >> shift];
     }
   });
   std::vector<int64_t> begin;
@@ -297,19 +297,19 @@ std::vector<int64_t> Deal(ffi::ThreadPool& pool, const int32_t* id, const Pieces
   for (int64_t part = 0; part < parts; ++part) {
     begin.push_back(total);
     for (int64_t block = 0; block < blocks; ++block) {
-      int64_t& here = place[block * parts + part];
-      total += std::exchange(here, total);
+      int64_t& offset = place[block * parts + part];
+      total += std::exchange(offset, total);
     }
   }
   begin.push_back(total);
   Each<Nothing>(pool, blocks, [&](int64_t block, Nothing&) {
-    int64_t* mine = &place[block * parts];
+    int64_t* next = &place[block * parts];
     pieces.ForEach(begin_of(block), begin_of(block + 1),
-                   [&](int64_t i, const Vectors& vectors, int64_t own) {
+                   [&](int64_t i, const Vectors& vectors, int64_t index) {
                      if (uint32_t(id[i]) >= rows) return;
-                     Dealt* to = dealt + mine[id[i] >> shift]++;
+                     Dealt* to = dealt + next[id[i] >> shift]++;
                      __builtin_prefetch(to + 8, 1);
-                     *to = {vectors.Row(own), vectors.Scale(own), id[i]};
+                     *to = {vectors.Row(index), vectors.Scale(index), id[i]};
                    });
   });
   return begin;
@@ -334,21 +334,21 @@ ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs operands, 
   const int64_t parts = begin.size() - 1;
 
   int32_t* different = work->typed_data() + 4 * count;
-  std::vector<int64_t> found(parts + 1);  // total before each part
+  std::vector<int64_t> first_key(parts + 1);  // total before each part
   Each<Ranks>(pool, parts, [&](int64_t part, Ranks& ranks) {
     ranks.Clear(begin[part + 1] - begin[part], different + begin[part]);
     for (int64_t k = begin[part]; k < begin[part + 1]; ++k) dealt[k].id = ranks.Find(dealt[k].id);
-    found[part + 1] = ranks.size();
+    first_key[part + 1] = ranks.size();
   });
-  for (int64_t part = 0; part < parts; ++part) found[part + 1] += found[part];
+  for (int64_t part = 0; part < parts; ++part) first_key[part + 1] += first_key[part];
 
   int32_t* keys = unique->typed_data();
   float* all_sums = sums->typed_data();
   WithWidth(dim, [&](auto width) {
     Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
-      const int64_t size = found[part + 1] - found[part], end = begin[part + 1];
-      std::memcpy(keys + found[part], different + begin[part], size * sizeof(int32_t));
-      float* to = all_sums + found[part] * width;
+      const int64_t size = first_key[part + 1] - first_key[part], end = begin[part + 1];
+      std::memcpy(keys + first_key[part], different + begin[part], size * sizeof(int32_t));
+      float* to = all_sums + first_key[part] * width;
       std::memset(to, 0, size * width * sizeof(float));
       for (int64_t k = begin[part]; k < end; ++k) {
         if (k + kAhead < end) Prefetch(dealt[k + kAhead].row, width);
@@ -356,7 +356,7 @@ ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs operands, 
       }
     });
   });
-  std::fill(keys + found[parts], keys + count, kPad);
+  std::fill(keys + first_key[parts], keys + count, kPad);
   return ffi::Error::Success();
 }
 

@@ -75,8 +75,8 @@ JAXRANK_UNROLL
   }
   const auto put = [&](int64_t i, int64_t v, int64_t count, Vec sums) {
     float* to = c + i * stride + v * kLanes;
-    const Vec found = add ? Add(LoadUpTo(to, count), sums) : sums;
-    StoreUpTo(to, count, done(i, v * kLanes, count, found));
+    const Vec total = add ? Add(LoadUpTo(to, count), sums) : sums;
+    StoreUpTo(to, count, done(i, v * kLanes, count, total));
   };
   if constexpr (kIsWhole) {
 JAXRANK_UNROLL
