@@ -5,8 +5,8 @@
 26 tables of dimension 128, 204 M rows, 104 GB.
 
 dcnv2: DLRM-DCNv2 of 2023, 214 ids an example on average, summed by feature; a low-rank DCN-V2 of
-three layers under a tower; the floats pass three layers before they meet the vectors. The
-benchmark's lists all have the same length, here their mean.
+three layers under a tower; the dense features pass three layers before they meet the vectors.
+The benchmark's lists all have the same length, here their mean.
 dlrm: the one before, with one id of each feature, and dot products of the vectors.
 
 References:

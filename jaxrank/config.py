@@ -162,18 +162,21 @@ class LearningRate:
     )
     scaling: str = field("sqrt", **_SCALING)
     warmup_steps: int = field(
-        0, unit="steps", at_least=0, help="steps in which the rate rises, from rate / warmup_steps"
+        0,
+        unit="steps",
+        at_least=0,
+        help="steps in which the learning rate rises, from learning rate / warmup_steps",
     )
     decay: str = field(
         "",
         choices=("", *DECAYS),
-        help="decay of the rate after the warm-up; empty: by the size of the data",
+        help="decay of the learning rate after the warm-up; empty: by the size of the data",
     )
     decay_steps: int = field(
         0, unit="steps", at_least=0, help="length of the decay; 0: all steps after the warm-up"
     )
     final_fraction: float = field(
-        0.0, at_least=0, at_most=1, help="fraction of the rate at the end of the decay"
+        0.0, at_least=0, at_most=1, help="fraction of the learning rate at the end of the decay"
     )
     power: float = field(1.0, above=0, help="exponent of the polynomial decay")
 
@@ -197,7 +200,7 @@ class Dense(LearningRate):
         {},
         at_least=0,
         patterns=True,
-        help='parameter pattern -> factor of its rate; 0 freezes: "cross/*"',
+        help='parameter pattern -> factor of its learning rate; 0 freezes: "cross/*"',
     )
     settings: Any = field(
         {},
@@ -221,7 +224,7 @@ class Tables(LearningRate):
         {},
         at_least=0,
         patterns=True,
-        help="table pattern -> factor of its rate; 0 freezes; ? matches a dot",
+        help="table pattern -> factor of its learning rate; 0 freezes; ? matches a dot",
     )
     settings: Any = field(
         {},
@@ -270,11 +273,11 @@ class Eval:
         0,
         unit="evaluations",
         at_least=0,
-        help="evaluations without improvement before both rates are multiplied by"
-        " reduce_lr_factor; 0: never",
+        help="evaluations without improvement before both learning rates are"
+        " multiplied by reduce_lr_factor; 0: never",
     )
     reduce_lr_factor: float = field(
-        0.1, at_least=0, at_most=1, help="factor of both rates after reduce_lr_patience"
+        0.1, at_least=0, at_most=1, help="factor of both learning rates after reduce_lr_patience"
     )
     min_delta: float = field(
         0.0, at_least=0, help="minimum change of the metric that counts as improvement"
@@ -398,7 +401,9 @@ class Config:
         help="raw data, for `prepare`; see docs/data.md",
     )
     features: FeatureSpec | None = field(
-        None, partial=True, help="labels, floats, ids and lists of the raw data; see docs/data.md"
+        None,
+        partial=True,
+        help="tasks, dense, categorical and ragged features of the raw data; see docs/data.md",
     )
     data: Data = field(Data(), help="prepared data, and how batches are made from it")
     embedding: Embedding = field(Embedding(), help="tables")

@@ -238,7 +238,14 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
     reported = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
     (line,) = (line for line in lines if line.startswith("step 8: "))
     assert re.search(reported, line.splitlines()[1])
-    assert re.search(reported, format_training(result, str(tmp_path)))
+    summary = format_training(result, str(tmp_path))
+    assert re.search(reported, summary)
+    model, constant, best = (
+        values["click"]["logloss"]
+        for values in (result.metrics, result.constant, result.best_possible)
+    )
+    share = (model - constant) / (constant - best)
+    assert f"the model is {share:.1%}\n  of the gap worse than the best constant" in summary
     assert any(
         "best checkpoint so far, of step 8, is worse than a constant for click" in x for x in lines
     )

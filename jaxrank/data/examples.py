@@ -192,7 +192,7 @@ def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.
 
 
 def blank(like: Examples, rows: int) -> Examples:
-    """Returns examples that only fill a batch: floats 0, ids PAD, lists empty, labels unknown.
+    """Returns examples that only fill a batch: dense 0, ids PAD, lists empty, labels unknown.
 
     They have no `truth` and `kept`.
     """

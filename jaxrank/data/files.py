@@ -28,6 +28,11 @@ _NOT_FINISHED = (
     *(".inprogress", "._copying_"),
 )
 
+_NO_MATCH = (
+    "{}: this pattern must match at least one file: found none. Correct the pattern, or create the"
+    " files."
+)
+
 _PAUSES = (1.0, 5.0)  # seconds before each retry of a failed request
 
 AnyPath = str | os.PathLike[str] | UPath
@@ -157,7 +162,7 @@ def _listed(text: str) -> list[str]:
         raise InputError(f"{text}: no such file or directory.")
     matches = sorted(p for p in glob.glob(text, recursive=True) if _is_file(Path(p)))
     if not matches:
-        raise InputError(f"{text}: this pattern matches no file.")
+        raise InputError(_NO_MATCH.format(text))
     _check_listed(text)
     return matches
 
@@ -228,7 +233,7 @@ def _find_remote(url: str) -> list[str]:
         if glob.has_magic(path):
             matches = sorted(p for p in system.glob(path) if system.isfile(p))
             if not matches:
-                raise InputError(f"{url}: this pattern matches no file.")
+                raise InputError(_NO_MATCH.format(url))
             return [system.unstrip_protocol(p) for p in matches]
         inside = sorted(system.find(path))
     except (OSError, ValueError) as error:

@@ -24,7 +24,7 @@ from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW, Dense
 
 DAY, HOUR = "day", "hour"  # of `features.time` (UTC), unless a column has that name
 UNKNOWN = "(unknown)"  # a value that is not in the vocabulary of the store
-_BUCKETS = 10  # of a feature of numbers
+_BUCKETS = 10  # of a dense feature
 _MOST_BUCKETS = 1000
 _LARGEST = float(np.finfo(np.float32).max)
 _IN_BUCKETS = re.compile(r"(.+)/(\d+)")
@@ -56,8 +56,8 @@ def read_columns(store: Store, split: Split, names: Sequence[str], flag: str) ->
         store: as it is stored, not as a model reads it.
         split: of that store.
         names: each a kept column, a feature, "day", "hour", or a name of numbers with a number of
-            buckets, such as "price/20". A feature of numbers without one has 10 buckets. A list is
-            read as its number of ids.
+            buckets, such as "price/20". A dense feature without one has 10 buckets. A ragged
+            feature is read as its number of ids.
         flag: the flag or field that names them, for messages.
 
     Raises:

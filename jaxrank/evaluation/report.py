@@ -147,15 +147,29 @@ def _table(
         if constant and best and task in best:
             gap = constant[task]["logloss"] - best[task]["logloss"]
             above = values["logloss"] - best[task]["logloss"]
-            share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
             if above == above:  # NaN if no label is known
-                lines.append(f"  logloss is {above:.5f} above the best possible: the model closes")
-                lines.append(
-                    f"  {share} of the gap between the best constant and the best possible"
-                )
+                lines += _gap_lines(above, gap)
         lines.append(f"  on {values['examples']:,} examples")
     warning = constant_warning(metrics)
     return [*lines, warning] if warning else lines
+
+
+def _gap_lines(above: float, gap: float) -> list[str]:
+    """Formats the fraction of the gap between two losses that a model closes.
+
+    Args:
+        above: loss of the model minus the best possible.
+        gap: loss of the best constant minus the best possible.
+    """
+    start = f"  logloss is {above:.5f} above the best possible: the model"
+    if above > gap > 0:
+        share = f"{(above - gap) / gap:.1%}"
+        return [f"{start} is {share}", "  of the gap worse than the best constant"]
+    share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
+    return [
+        f"{start} closes",
+        f"  {share} of the gap between the best constant and the best possible",
+    ]
 
 
 def _half_width(intervals: Mapping[str, Sequence[float]], name: str) -> str:

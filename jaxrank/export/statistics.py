@@ -1,4 +1,4 @@
-"""Statistics of a run's data and scores, which those of requests are compared with."""
+"""Statistics of a run's data and scores, for comparison with requests."""
 
 import json
 import math

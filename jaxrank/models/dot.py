@@ -14,10 +14,10 @@ from jaxrank.models.tower import Tower
 
 
 class DotInteraction(nn.Module):
-    """concat(bottom(floats), all v_i . v_j with i > j), where v are the vectors and bottom(floats).
+    """concat(bottom(dense), all v_i . v_j with i > j), where v are the vectors and bottom(dense).
 
     The bottom is a `Tower` of widths `bottom_mlp_units` and then the dimension of the vectors,
-    which must all be equal. Without floats there is no bottom. For m vectors v it returns
+    which must all be equal. Without dense features there is no bottom. For m vectors v it returns
     m (m - 1) / 2 dot products, (1,0), (2,0), (2,1), (3,0) ..., computed as one product of all m * m
     pairs.
 
@@ -34,9 +34,9 @@ class DotInteraction(nn.Module):
 
     @nn.compact
     def __call__(
-        self, floats: jax.Array, vectors: tuple[jax.Array, ...], share: Share, *, train: bool
+        self, dense: jax.Array, vectors: tuple[jax.Array, ...], share: Share, *, train: bool
     ) -> jax.Array:
-        """Maps floats f[B, n], vectors (f[B, n_i, dim], ...) to f[B, dim + m (m - 1) / 2]."""
+        """Maps dense f[B, n], vectors (f[B, n_i, dim], ...) to f[B, dim + m (m - 1) / 2]."""
         dims = sorted({v.shape[2] for v in vectors})
         if len(dims) != 1:
             raise InputError(
@@ -45,9 +45,9 @@ class DotInteraction(nn.Module):
             )
         parts = list(vectors)
         bottom = []
-        if floats.shape[1]:
+        if dense.shape[1]:
             widths = (*self.bottom_mlp_units, *dims)
-            bottom.append(self.tower(widths, name="bottom")(floats, share, train=train))
+            bottom.append(self.tower(widths, name="bottom")(dense, share, train=train))
             parts.insert(0, bottom[0][:, None, :])
         every = kept(jnp.concatenate(parts, axis=1), self.precision)
         count = every.shape[1]

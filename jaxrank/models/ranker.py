@@ -28,8 +28,8 @@ MULTITASKS = ("shared_bottom", "mmoe", "ple")
 class Ranker(nn.Module):
     """A cross network and a tower over all features, followed by layers of each task.
 
-    x0 concatenates the floats (after the layers of `dense_mlp_units`, if any), all vectors and the
-    pooled sequences (`sequences`) of an example. Without a cross network cross(x0) is x0.
+    x0 concatenates the dense features (after the layers of `dense_mlp_units`, if any), all vectors
+    and the pooled sequences (`sequences`) of an example. Without a cross network cross(x0) is x0.
     "dlrm" reads the same features, with vectors and pooled sequences as vectors.
     stacked: trunk = tower(cross(x0)).
     parallel: trunk = concat(cross(x0), tower(x0)); an absent part adds nothing.
@@ -91,8 +91,8 @@ class Ranker(nn.Module):
         at_most=1 << 20,
         read_when=("cross", ("dlrm",)),
         unit="units",
-        help="widths of the layers between the floats and the vectors' dimension",
-        hint="Without 'dlrm' the floats' layers are model.dense_mlp_units.",
+        help="widths of the layers between the dense features and the vectors' dimension",
+        hint="Without 'dlrm' the layers of the dense features are model.dense_mlp_units.",
     )
     dense_mlp_units: tuple[int, ...] = field(
         (),
@@ -100,8 +100,8 @@ class Ranker(nn.Module):
         at_most=1 << 20,
         read_when=("cross", tuple(cross for cross in CROSSES if cross != "dlrm")),
         unit="units",
-        help="widths of the layers between the floats and the cross network",
-        hint="With 'dlrm' the floats' layers are model.bottom_mlp_units.",
+        help="widths of the layers between the dense features and the cross network",
+        hint="With 'dlrm' the layers of the dense features are model.bottom_mlp_units.",
     )
     mlp_units: tuple[int, ...] = field(
         (256, 128),

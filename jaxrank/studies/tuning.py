@@ -48,7 +48,7 @@ def final_evaluation(steps_per_execution: int) -> dict[str, Any]:
 
 
 def rates(resolved: Mapping[str, Any], point: Point, factor: float) -> dict[str, Any]:
-    """Returns overrides that set both rates to those of a point, with their reference batch.
+    """Returns overrides that set both learning rates to a point, with their reference batch.
 
     Args:
         resolved: the config without open fields.

@@ -139,7 +139,7 @@ class Encoder:
         return cells._replace(values=[None if missing else v for v, missing in pairs])
 
     def _ordered(self, signature: Signature) -> list[Categorical | Ragged]:
-        """Returns the features with ids: first those of plain texts that are looked up."""
+        """Returns the features with ids: first plain text features that are looked up."""
         columns = {column.name: column for column in signature.columns}
         plain: list[Categorical] = []
         others: list[Categorical] = []

@@ -73,7 +73,7 @@ def test_empty_directory(tmp_path):
 
 
 def test_glob_that_matches_nothing(tmp_path):
-    with rejected("day*.csv: this pattern matches no file"):
+    with rejected("day*.csv: this pattern must match at least one file: found none"):
         run_files(tmp_path, str(tmp_path / "day*.csv"))
 
 

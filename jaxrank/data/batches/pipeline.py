@@ -279,7 +279,7 @@ class EvaluationBatches:
                 f" {-(-batch_size // (MAX_GROUP * shards)) * MAX_GROUP * shards}."
             )
         if not split.rows:
-            raise InputError(f"{split.path}: must have examples to evaluate, found none.")
+            raise InputError(f"{split.path}: must have examples to evaluate: found none.")
         # The run length that `bound` assumes.
         self.group = MAX_GROUP
         self.capacities = {

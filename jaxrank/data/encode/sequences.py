@@ -1,4 +1,4 @@
-"""Reads columns of lists, and aligns the lists of a sequence event by event."""
+"""Reads columns of lists: single columns, or the lists of a sequence event by event."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -72,7 +72,7 @@ def all_lists(features: FeatureSpec, chunk: Chunk) -> list[ListElements]:
 
 
 def list_columns(features: FeatureSpec) -> list[str]:
-    """Returns the raw columns that `all_lists` reads, without those of weights."""
+    """Returns the raw columns that `all_lists` reads, without weight columns."""
     computed = {sequence.age for sequence in features.sequences}
     names = [entry.name for entry in features.ragged if entry.name not in computed]
     for sequence in features.sequences:

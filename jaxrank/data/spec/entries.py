@@ -1,4 +1,4 @@
-"""Entries of the section `features`: tasks, floats, ids and lists."""
+"""Entries of the section `features`: tasks, dense, categorical and ragged features."""
 
 import dataclasses
 import datetime

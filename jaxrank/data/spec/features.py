@@ -1,4 +1,4 @@
-"""The config's `features` section: the columns of labels, floats, ids and lists, and their
+"""The config's `features` section: tasks, dense, categorical and ragged features, and their
 encoding.
 
 `parse.feature_spec` reads and checks the section. `resolve.resolve` replaces patterns by the

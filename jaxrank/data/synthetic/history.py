@@ -61,7 +61,7 @@ class History(NamedTuple):
         return np.log1p(np.bincount(owner, same, len(self.lengths)))
 
     def columns(self, times: np.ndarray | None) -> dict[str, pa.Array]:
-        """Returns the columns, with those of times if f64[n] times of the examples are given."""
+        """Returns the columns, with time columns if f64[n] times of the examples are given."""
         offsets = pa.array(np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32))
 
         def lists(values: np.ndarray) -> pa.Array:

@@ -138,7 +138,7 @@ def _data(model: Model) -> Iterator[Metric]:
     signature = model.scorer.signature
     tasks = {task.task: task for task in signature.statistics.tasks}
     for output in signature.outputs:
-        # Labels of a task are not those of its conditional output.
+        # A conditional output has no label mean: its labels are not the task's.
         task = None if output.parent else tasks.get(output.task)
         if task is not None and task.score_mean is not None:
             scores.add_metric([model.version, output.name], task.score_mean)
