@@ -117,7 +117,7 @@ def _select_kind(
     if len(kinds) != arrays[0].shape[1]:
         raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: found {kinds}.")
     columns_by_kind = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
-    parts = [functions[k](*(columns(a, of) for a in arrays)) for k, of in columns_by_kind.items()]
+    parts = [functions[k](*(columns(a, i) for a in arrays)) for k, i in columns_by_kind.items()]
     if len(parts) == 1:
         return parts[0]
     order = np.argsort(np.concatenate(list(columns_by_kind.values())))

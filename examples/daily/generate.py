@@ -1,4 +1,4 @@
-"""Generates the clicks of one day, from ads and users that are born, drift and die.
+"""Generates the clicks of one day, from ads and users that appear, drift and leave.
 
     python examples/daily/generate.py --root=/tmp/daily --day=0
 

@@ -109,8 +109,8 @@ def make_monitor(
     task, _, watched = name.rpartition("/")
     averaged = monitored_tasks(tasks, name)
     averaged = () if averaged == (task,) else averaged
-    of = f"{name} ({', '.join(averaged)})" if averaged else name
-    measures = f"{of} of {evaluated_on}" if evaluated_on else ""
+    title = f"{name} ({', '.join(averaged)})" if averaged else name
+    measures = f"{title} of {evaluated_on}" if evaluated_on else ""
     return Monitor(task=task, metric=watched, measures=measures, tasks=averaged, **settings)
 
 
