@@ -115,7 +115,8 @@ def clusters_of(store: Store, split: Split, column: str) -> Clusters | None:
     if not column:
         return None
     (read,) = read_columns(store, split, [column], "eval.cluster")
-    is_alone = np.array([value in (None, UNKNOWN) for value in read.values], bool)[read.code]
+    unknown = (None, "nan", UNKNOWN)  # NaN of a float column is the text "nan"
+    is_alone = np.array([value in unknown for value in read.values], bool)[read.code]
     code = np.where(is_alone, len(read.values) + np.arange(len(is_alone)), read.code)
     return Clusters(column, len(np.unique(code)), code)
 

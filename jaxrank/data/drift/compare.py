@@ -109,7 +109,9 @@ def _exceeded(measures: Measures, limits: Mapping[str, float]) -> list[str]:
     if limits and measures.missing is None:
         return ["absent"]
     values = {name: MEASURES[name](measures) for name in limits}
-    return [name for name, value in values.items() if value is not None and value > limits[name]]
+    return [
+        name for name, value in values.items() if value is not None and not value <= limits[name]
+    ]
 
 
 def _rank(measures: Measures) -> Sequence[float]:

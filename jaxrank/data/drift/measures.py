@@ -98,7 +98,8 @@ def _measure_numbers(
         buckets = sketch.bucket_counts(edges)
         if buckets.sum() == total and absent:
             # Missing numbers without an indicator are stored as the mean.
-            at = np.searchsorted(edges, raw_numbers(np.zeros(1), feature), side="right")
+            mean = raw_numbers(np.zeros(1), feature).astype(np.float32)  # as the edges were
+            at = np.searchsorted(edges, mean, side="right")
             buckets[at] -= absent
         categories.append(np.append(buckets, absent))
     means = [column["mean"] for column in columns]

@@ -62,6 +62,7 @@ def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
     if not isinstance(target, dict) or target.get("checksum") != seal(target):
         raise BundleError(f"{change.path / TARGET}: must be a manifest: found other content.")
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had this id
     partial.mkdir(parents=True)
     try:
         _write(whole, change, target["files"], partial)
