@@ -10,8 +10,9 @@ import pyarrow as pa
 from jaxrank.data import keyed_hash
 from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.encoder import Encoder
+from jaxrank.data.encode.sequences import list_columns
 from jaxrank.data.examples import Examples
-from jaxrank.data.files import is_local, path_of
+from jaxrank.data.files import find, is_local, path_of
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec
@@ -25,6 +26,7 @@ from jaxrank.features import Schema
 
 _TRAIN = "train"
 _LOG = "log"  # name of the split of a log
+_LOG_ENDS = (".parquet", ".csv", ".tsv")  # of the names of its files
 
 
 class Side(NamedTuple):
@@ -71,17 +73,22 @@ def open_side(path: str, split: str, flag: str) -> tuple[Side, Store]:
 
 def is_log(path: str) -> bool:
     """Returns True if a path names files of raw values and no store."""
-    return _kind_of(path) != "" and not is_store(path)
+    return not is_store(path) and _kind_of(path) != ""
 
 
 def _kind_of(path: str) -> str:
-    name = path.lower()
-    if ".parquet" in name:
-        return "parquet"
-    if ".csv" in name or ".tsv" in name:
-        return "csv"
-    is_folder = is_local(path) and path_of(path).is_dir()
-    return "parquet" if is_folder and any(path_of(path).glob("*.parquet")) else ""
+    ends = _ends(path)
+    return "parquet" if ".parquet" in ends else "csv" if ends else ""
+
+
+def _ends(path: str) -> set[str]:
+    """Returns the ends of names in a path, or else of the files in a local directory."""
+    names = [path.lower()]
+    ends = {end for end in _LOG_ENDS if end in names[0]}
+    if not ends and is_local(path) and path_of(path).is_dir():
+        names = [path_of(name).name.lower() for name in find(path)]
+        ends = {end for end in _LOG_ENDS if any(end in name for name in names)}
+    return ends
 
 
 def log_side(path: str, store: Store, hash_key_file: str) -> Side:
@@ -103,9 +110,10 @@ def log_side(path: str, store: Store, hash_key_file: str) -> Side:
             f" one: found {hash_key_file or 'none'}."
         )
     spec = feature_spec(store.spec.features)
+    time = spec.time if any(sequence.time for sequence in spec.sequences) else ""
     features = dataclasses.replace(
         resolve_again(spec, store.schema, store.schema).without_labels(),
-        keep=(), time="", group="", by_day=False,
+        keep=(), time=time, group="", by_day=False,
     )  # fmt: skip
     statistics = Statistics(features)
     encoder = Encoder(
@@ -140,7 +148,7 @@ def _section(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a section `source` that reads a log, as text is delimited in the store's source."""
     kind = _kind_of(path)
     section = dict(source) if source.get("kind") == kind else {"kind": kind}
-    if kind == "csv" and ".tsv" in path.lower():
+    if kind == "csv" and ".tsv" in _ends(path):
         section.setdefault("delimiter", "\t")
     return section | {"files": {_LOG: path}}
 
@@ -152,7 +160,7 @@ def _encoded(
     columns = source.columns(_LOG)
     derived = {entry.name for entry in features.derived}
     needed = [e.column for e in features.dense] + [e.name for e in features.categorical]
-    needed += [n for e in features.ragged for n in (e.name, e.weights) if n]
+    needed += [*list_columns(features), *(e.weights for e in features.ragged if e.weights)]
     needed += [name for entry in features.derived for name in entry.columns]
     for name in needed:
         if name not in columns and name not in derived:

@@ -30,8 +30,16 @@ FEATURES = dict(
         dict(columns="ad", encoding="vocabulary", min_count=2),
         dict(columns="hour", encoding="integer", rows=24),
         dict(columns="city", encoding="hash", rows=1000),
+        dict(columns="slot", encoding="integer", rows=9),
     ],
-    ragged=[dict(columns="tags", encoding="vocabulary", separator=" ")],
+    ragged=[
+        dict(columns="tags", encoding="vocabulary", separator=" "),
+        dict(columns="seen", encoding="vocabulary", separator=" ", combiner="none", max_length=3)
+        | dict(on_overlong="truncate"),
+    ],
+    sequences=[
+        dict(name="history", columns=["seen"], order="newest_first") | dict(time="when", ages=True)
+    ],
     time="time",
 )
 
@@ -46,8 +54,14 @@ def raw(day):
     ads = r.zipf(1.3, ROWS).clip(max=60) + 20 * day
     price = r.lognormal(day / 2, 1, ROWS).round(2)
     tags = [" ".join(f"t{t}" for t in r.integers(5 + day, size=r.poisson(1 + day))) for _ in ads]
+    hours = r.integers(12 * day, 24, ROWS)
+    slots = r.integers(1 + 3 * day, 9, ROWS)
+    events = r.integers(5, size=ROWS)
     return {
-        "time": [f"2024-05-0{1 + day}T{h:02}:00:00" for h in r.integers(12 * day, 24, ROWS)],
+        "time": [f"2024-05-0{1 + day}T{h:02}:00:00" for h in hours],
+        "slot": with_missing(slots, r.random(ROWS) < 0.4 * day),
+        "seen": [" ".join(f"s{n}" for n in range(e)) for e in events],
+        "when": [" ".join(f"2024-04-{29 - n}T00:00:00" for n in range(e)) for e in events],
         "ad": [f"a{a}" for a in ads],
         "city": [f"c{c}" for c in r.integers(30, size=ROWS)],
         "price": with_missing(price, r.random(ROWS) < 0.05 + 0.2 * day),
@@ -127,6 +141,13 @@ def test_measures_are_those_of_the_raw_values(data):
     assert by_name["hour"].lost == pytest.approx(
         np.mean([int(t[11:13]) < 12 for t in days[0]["time"]])
     )
+    slots = [Counter(day["slot"]) for day in days]
+    tables = [np.array([c[s] for s in (*range(1, 9), None)]) for c in slots]
+    assert by_name["slot"].psi == pytest.approx(psi(*tables))
+    assert by_name["slot"].missing == pytest.approx([c[None] / ROWS for c in slots])
+    assert by_name["slot"].lost == pytest.approx(sum(slots[0][s] for s in range(1, 4)) / ROWS)
+    assert by_name["seen"].psi == pytest.approx(0, abs=0.02)
+    assert by_name["history:age"].missing == by_name["seen"].missing
     assert by_name["city"].psi < 0.02
     assert [m.psi for m in result.features] == sorted(
         (m.psi for m in result.features), reverse=True
@@ -141,18 +162,24 @@ def test_the_index_of_known_counts():
     assert np.isfinite(psi(np.array([5, 0]), np.array([0, 5])))
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize("kind", ["parquet", "csv", "tsv"])
 def test_a_log_of_the_same_requests_has_no_skew_and_a_changed_one_has(data, kind):
     days, stores, folder = data
     columns = {name: values for name, values in days[0].items() if name != "click"}
-    file = folder / f"log.{kind}"
+    log = folder / f"{kind}-log"  # a directory
+    (log / "day=1").mkdir(parents=True)
+    file = log / "day=1" / f"log.{kind}"
 
     def write(changed):
         table = pa.table(columns | changed)
-        pq.write_table(table, file) if kind == "parquet" else pyarrow.csv.write_csv(table, file)
+        if kind == "parquet":
+            pq.write_table(table, file)
+        else:
+            options = pyarrow.csv.WriteOptions(delimiter="\t" if kind == "tsv" else ",")
+            pyarrow.csv.write_csv(table, file, options)
 
     write({})
-    result, by_name = compared(stores[0], str(file))
+    result, by_name = compared(stores[0], str(log))
     for m in by_name.values():
         assert m.psi == pytest.approx(0, abs=1e-9), m
         assert m.new in (0, None)
@@ -188,13 +215,11 @@ def test_what_cannot_be_compared_is_named(data, tmp_path):
     key = tmp_path / "key"
     key.write_bytes(KEY)
     changed = {**FEATURES, "categorical": [dict(columns="city", encoding="hash", rows=500)]}
+    none = {name: [] for name in ("dense", "ragged", "sequences", "derived")}
     source = dict(
         kind="parquet", files=dict(a=str(folder / "0.parquet"), b=str(folder / "1.parquet"))
     )
-    prepare(
-        {**changed, "dense": [], "ragged": [], "derived": []}, source, tmp_path / "other",
-        report=lambda _: None,
-    )  # fmt: skip
+    prepare(changed | none, source, tmp_path / "other", report=lambda _: None)
     _, by_name = compared(stores[0], str(tmp_path / "other"), new_split="a")
     assert by_name["city"].psi is None
     assert by_name["city"].note.startswith("its number or salt of hashed rows differ")
