@@ -6,9 +6,14 @@ from jaxrank.data.drift.sides import Side
 from jaxrank.data.encode.raw_numbers import raw_numbers
 from jaxrank.data.examples import Examples
 from jaxrank.data.statistics.quantiles import QuantileSketch
-from jaxrank.features import PAD, Schema
+from jaxrank.features import PAD, RESERVED_ROWS, Schema
 
-_MOST_ROWS = 1 << 22  # rows that are counted separately. Larger tables share counts
+_MOST_ROWS = 1 << 22  # rows that are counted separately. Rows of larger tables share counts
+
+
+def folded_note() -> str:
+    """Returns what a report says of a feature whose rows share counts."""
+    return f"its table has more than {_MOST_ROWS:,} rows, which share counts"
 
 
 class Counts:
@@ -18,8 +23,9 @@ class Counts:
         rows: number of examples.
         numbers: a sketch of the raw numbers of each dense feature, by name. Missing ones that have
             an indicator are left out.
-        ids: i64[rows of the table] of each categorical and ragged feature, by name. A row above
-            4,194,304 is counted at its remainder.
+        ids: i64[rows of the table] of each categorical and ragged feature, by name. Rows from
+            4,194,304 share the counts of lower rows, but not those of reserved rows.
+        folded: names of the features with such rows.
     """
 
     def __init__(self, schema: Schema):
@@ -36,6 +42,7 @@ class Counts:
         self.numbers = {names[i]: QuantileSketch() for i in self._dense}
         features = [f.name for f in schema.categorical] + [f.name for f in schema.ragged]
         self.ids = {name: np.zeros(0, np.int64) for name in features}
+        self.folded: set[str] = set()
 
     @classmethod
     def count(cls, side: Side) -> "Counts":
@@ -64,9 +71,14 @@ class Counts:
             self._add_ids(ragged.name, block.list_values[owner == i])
 
     def _add_ids(self, name: str, rows: np.ndarray) -> None:
-        present = rows[rows != PAD].astype(np.int64) % _MOST_ROWS
+        present = rows[rows != PAD].astype(np.int64)
         if not len(present):
             return
+        above = present >= _MOST_ROWS
+        if above.any():
+            self.folded.add(name)
+            free = _MOST_ROWS - RESERVED_ROWS
+            present[above] = RESERVED_ROWS + (present[above] - RESERVED_ROWS) % free
         distinct, counts = np.unique(present, return_counts=True)
         stored = self.ids[name]
         if distinct[-1] >= len(stored):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from jaxrank.data.drift.counts import Counts
+from jaxrank.data.drift.counts import Counts, folded_note
 from jaxrank.data.drift.sides import Side
 from jaxrank.data.encode.raw_numbers import raw_numbers
 from jaxrank.features import MISSING_ROW, RESERVED_ROWS, UNKNOWN_ROW, Dense, Table
@@ -133,9 +133,12 @@ def _measure_ids(
         missing=_shares(absent, total),
         unknown=_shares(unknown, there) if tables[0].encoding == "vocabulary" else None,
     )
-    mapped = _mapped(tables, sides, counts[1].ids[name])
+    is_folded = any(name in c.folded for c in counts)
+    mapped = _mapped(tables, sides, counts[1].ids[name], is_folded)
     if isinstance(mapped, str):
         return result._replace(note=mapped)
+    if is_folded:
+        result = result._replace(note=f"{folded_note()}: its changes may be larger")
     after, only_new = mapped
     size = max(len(counts[0].ids[name]), len(after))
     before, after = (np.pad(c, (0, size - len(c))) for c in (counts[0].ids[name], after))
@@ -159,11 +162,14 @@ def _measure_ids(
 
 
 def _mapped(
-    tables: list[Table], sides: tuple[Side, Side], counts: np.ndarray
+    tables: list[Table], sides: tuple[Side, Side], counts: np.ndarray, is_folded: bool
 ) -> tuple[np.ndarray, int] | str:
     """Returns the new counts by the old table's rows, and the count of ids that it lacks.
 
     Rows that are unrelated give the reason as text.
+
+    Args:
+        is_folded: rows share counts, which cannot be mapped.
     """
     old, new = tables
     if old.encoding != new.encoding:
@@ -173,6 +179,8 @@ def _mapped(
     if old.encoding != "vocabulary":
         what = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
         return f"its {what} differ, so its ids cannot be compared"
+    if is_folded:
+        return f"{folded_note()}, and its vocabularies differ, so its ids cannot be compared"
     row = pc.index_in(sides[1].values(new.name), value_set=sides[0].values(old.name))
     present = counts[RESERVED_ROWS:]
     row = row.fill_null(-1).to_numpy()[: len(present)]

@@ -245,6 +245,20 @@ def test_what_cannot_be_compared_is_named(data, tmp_path):
             compared(*args, **options)
 
 
+def test_ids_of_large_tables_that_share_counts_are_not_mapped(data, monkeypatch):
+    _, stores, _ = data
+    monkeypatch.setattr(drift_counts, "_MOST_ROWS", 8)
+    _, by_name = compared(*stores)
+    ad, city = by_name["ad"], by_name["city"]
+    assert (ad.psi, ad.new, ad.lost) == (None, None, None)
+    assert ad.note.startswith("its table has more than 8 rows, which share counts, and its vocab")
+    assert ad.unknown[0] > 0  # of the statistics
+    assert city.psi < 0.02
+    assert city.note.startswith("its table has more than 8 rows, which share counts: its changes")
+    _, by_name = compared(stores[0], stores[0])
+    assert (by_name["ad"].psi, by_name["ad"].new) == (0, 0)
+
+
 def test_large_tables_are_counted_in_bounded_memory():
     schema = Schema((), (), (Categorical("id", "id"),), (), ())
     counts = drift_counts.Counts(schema)
