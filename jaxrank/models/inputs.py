@@ -58,8 +58,9 @@ DENSE, VECTORS, SEQUENCES = Group
 Parts: TypeAlias = tuple[Group | str | int, ...]
 
 # Dependence of an array of a model on the features: {axis: its parts}, the name of the feature that
-# the array belongs to, or None if it depends on features in another way.
-Reading: TypeAlias = Mapping[int, Parts] | str | None
+# the array belongs to, the names of several that it mixes in this order, or None if it depends on
+# features in another way.
+Reading: TypeAlias = Mapping[int, Parts] | str | tuple[str, ...] | None
 
 
 class Columns(NamedTuple):

@@ -55,9 +55,9 @@ class _Readings:
             return {}
         return None if self._axes is None else self._axes.get(array, {})
 
-    def arrays_of(self, feature: str) -> list[str]:
-        """Returns the arrays that belong to one feature, in the order of `Model.input_axes`."""
-        return [name for name, reading in (self._axes or {}).items() if reading == feature]
+    def arrays_of(self, features: str | tuple[str, ...]) -> list[str]:
+        """Returns the arrays that belong to one feature, or to several together."""
+        return [name for name, reading in (self._axes or {}).items() if reading == features]
 
     def labels(self, parts: Parts) -> list[Label]:
         """Returns the label of each number along an axis."""
@@ -90,16 +90,20 @@ class InputMap:
     def old_array(self, array: str) -> str:
         """Returns the name of an array in the older model, "" if it had none.
 
-        Arrays of one feature are matched by the feature.
+        An array that belongs to features is matched by these and by its name. The module may be
+        another one, such as `sequence_1/query` for `sequence_0/query`.
 
         array: its name in `Model.input_axes` of the new model.
         """
-        feature = self._new.reading(array)
-        if not isinstance(feature, str):
+        features = self._new.reading(array)
+        if not isinstance(features, str | tuple):
             return array
-        new, old = (run.arrays_of(feature) for run in (self._new, self._old))
-        place = new.index(array)
-        return old[place] if place < len(old) else ""
+        new, old = (run.arrays_of(features) for run in (self._new, self._old))
+        if array in old:
+            return array
+        end = _name_in_module(array)
+        matches = [[name for name in names if _name_in_module(name) == end] for names in (new, old)]
+        return matches[1][0] if list(map(len, matches)) == [1, 1] else ""
 
     def carried(self, array: str, old: np.ndarray, new: np.ndarray) -> np.ndarray | None:
         """Returns `new` with the values of `old` for the same inputs, or None if they do not match.
@@ -109,7 +113,7 @@ class InputMap:
         before, after = self._old.reading(self.old_array(array)), self._new.reading(array)
         if before is None or after is None:
             return old if self._same and old.shape == new.shape else None
-        if isinstance(before, str) or isinstance(after, str):
+        if isinstance(before, str | tuple) or isinstance(after, str | tuple):
             return old if before == after and old.shape == new.shape else None
         if before.keys() != after.keys() or old.ndim != new.ndim:
             return None
@@ -150,6 +154,11 @@ class InputMap:
             old, new = np.array(both, np.intp).reshape(-1, 2).T
             self._places[parts] = old, new
         return self._places[parts]
+
+
+def _name_in_module(array: str) -> str:
+    """Returns the name of an array without its first module."""
+    return array.partition("/")[2]
 
 
 def _tail(parts: Parts) -> int:

@@ -168,7 +168,7 @@ def sequence_axes(pools: Mapping[str, SequencePool], spans: Sequence[Span]) -> d
         elif pool.pool == "learned_query":
             axes[f"{name}/query"] = {0: features}
         elif pool.pool == "transformer":
-            axes |= dict.fromkeys(_transformer_arrays(pool, name), features[0])
+            axes |= dict.fromkeys(_transformer_arrays(pool, name), features)
     for i, span in enumerate(spans):
         if i not in pooled:
             axes[f"sequence_{i}/query"] = span.feature

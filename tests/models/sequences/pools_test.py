@@ -138,11 +138,12 @@ def test_arrays_that_read_the_features_are_those_that_change_with_a_dimension(po
     for name, reading in axes.items():
         if name.startswith("sequence_"):
             assert name in named
-            if not isinstance(reading, str):
+            if isinstance(reading, dict):
                 for axis, parts in reading.items():
                     assert named[name][axis] == sum(sizes[part] for part in parts)
     if pool == "transformer":
         assert set(axes) - {"head/kernel"} == set(named)
+        assert {axes[name] for name in named} == {("s0", "s1")}
 
 
 def test_flops_count_the_products_of_every_event():
