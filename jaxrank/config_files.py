@@ -19,6 +19,7 @@ from jaxrank import renames, shipped
 from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, default, sections
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
+from jaxrank.extensions import importing_from
 from jaxrank.json_files import to_text
 from jaxrank.models.registry import RANKER
 from jaxrank.validate import nearest, no_such_field
@@ -222,16 +223,17 @@ def _loaded(path: str | Path) -> ConfigDict:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    beside = str(Path(path).resolve().parent)  # a config may start from its neighbour
-    sys.path.insert(0, beside)
+    beside = Path(path).resolve().parent  # a config may start from its neighbour
     before = set(sys.modules)
     sys.modules["jaxrank_config"] = module  # where annotations that are text are looked up
     importlib.invalidate_caches()  # to see files that were written a moment ago
     try:
-        spec.loader.exec_module(module)
-        if not callable(getattr(module, "get_config", None)):
-            raise InputError(f"--config: {path}: must define get_config(): found no such function.")
-        config = module.get_config(*arguments)
+        with importing_from(beside):
+            spec.loader.exec_module(module)
+            if not callable(getattr(module, "get_config", None)):
+                must = "must define get_config(): found no such function"
+                raise InputError(f"--config: {path}: {must}.")
+            config = module.get_config(*arguments)
     except (Exception, SystemExit) as error:  # it is the user's program
         line = line_of(error, str(path))
         if isinstance(error, InputError):
@@ -242,8 +244,7 @@ def _loaded(path: str | Path) -> ConfigDict:
             raise InputError(f"--config: {line or path}: {named[1]} is now {new}.") from error
         raise InputError(f"--config: {line or path}: {type(error).__name__}: {text}") from error
     finally:
-        sys.path.remove(beside)
-        _forget(set(sys.modules) - before, Path(beside))
+        _forget(set(sys.modules) - before, beside)
     if not isinstance(config, ConfigDict):
         raise InputError(
             f"--config: {path}: get_config() must return a ConfigDict: found {config!r}."

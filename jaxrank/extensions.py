@@ -6,12 +6,13 @@ is registered. A run records a checksum of the code of each; see `workdir.user_c
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,17 +131,25 @@ def load(path: str | Path) -> None:
     module = importlib.util.module_from_spec(spec)
     # Annotations of a dataclass that are strings are resolved in this module.
     sys.modules[name] = module
-    beside = str(path.absolute().parent)
-    sys.path.insert(0, beside)
     try:
-        spec.loader.exec_module(module)
+        with importing_from(path.absolute().parent):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # it is the user's program
         text = " ".join(str(error).split())
         where = f"--models: {path}, line {_line(error, path)}"
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         raise InputError(f"{where}: {kind}{text}") from error
+
+
+@contextlib.contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """Lets a user's file import the files of its folder. The file may change `sys.path` itself."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
     finally:
-        sys.path.remove(beside)
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
 
 
 def line_of(error: BaseException) -> str:

@@ -172,6 +172,13 @@ def test_a_config_file_with_a_mistake_is_rejected_naming_it(tmp_path, line, mess
         config_files.load(str(tmp_path / "c.py"))
 
 
+def test_a_file_may_change_where_it_imports_from(tmp_path):
+    text = "import sys\nfrom jaxrank.config import default as get_config\nsys.path.pop(0)\n"
+    (tmp_path / "c.py").write_text(text)
+    config_files.load(str(tmp_path / "c.py"))
+    assert str(tmp_path) not in sys.path
+
+
 def test_a_file_without_get_config_is_rejected(tmp_path):
     (tmp_path / "c.py").write_text("x = 1")
     with pytest.raises(InputError, match=r"c.py: must define get_config\(\): found no such"):

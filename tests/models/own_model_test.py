@@ -182,8 +182,9 @@ def test_the_checksum_of_a_file_is_of_its_code(tmp_path, text, is_equal):
 
 def test_a_file_may_import_its_neighbours(tmp_path):
     (tmp_path / "neighbour_of_models.py").write_text("WIDTH = 3\n")
-    (tmp_path / "m.py").write_text("import neighbour_of_models\n")
-    extensions.load(tmp_path / "m.py")
+    for end in ("", "import sys\nsys.path.remove(__file__.rpartition('/')[0])\n"):
+        (tmp_path / "m.py").write_text(f"import neighbour_of_models\n{end}")
+        extensions.load(tmp_path / "m.py")
     assert str(tmp_path) not in sys.path
 
 
