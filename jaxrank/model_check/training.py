@@ -15,6 +15,7 @@ from jaxrank.features import Batch
 from jaxrank.model_check.case import DEVICES, STEPS, Case
 from jaxrank.program import CompiledSteps
 from jaxrank.selftest.check import NOT_APPLICABLE, Verdict, passes
+from jaxrank.selftest.devices import relative_difference
 from jaxrank.step import TrainState, weights_of
 
 # Largest difference over the largest number, as in `selftest.devices`.
@@ -73,9 +74,8 @@ class Training:
             losses.append(loss)
         together = _trained(program, state, losses, batches.take(2))
         alone = self._alone
-        difference = max(
-            float(np.abs(a - b).max() / np.abs(b).max())
-            for a, b in ((together.losses, alone.losses), (together.logits, alone.logits))
+        difference = relative_difference(
+            [(together.losses, alone.losses), (together.logits, alone.logits)]
         )
         return passes(
             difference <= _TOLERANCE,
@@ -139,7 +139,7 @@ def _trained(
     batch = _put(program, jax.tree.map(lambda x: x[0], following), 0)
     logits, _, _ = program.predictor.predict(weights_of(state), batch)
     host = jax.device_get(state._replace(scratch={}))
-    return Trained(np.concatenate([*losses, np.zeros(0)]), np.asarray(logits), host)
+    return Trained(np.concatenate([*losses, np.zeros(0, np.float32)]), np.asarray(logits), host)
 
 
 def _put(program: CompiledSteps, batch: Batch, leading: int) -> Any:

@@ -1,6 +1,6 @@
 """Compares training on all devices with training on one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,13 +66,13 @@ def check(run: Run, executions: int, *, each_device: bool) -> Verdict:
     if mesh.size == 1 and not each_device:
         return Verdict(NOT_APPLICABLE, "one device")
     together = _train(run.program, run, run.batches, mesh, executions)
-    worst, where = 0.0, mesh.local_devices[0]
     devices = mesh.local_devices if each_device else mesh.local_devices[:1]
-    for device in devices:
-        alone = _alone(run, device, executions)
-        difference = _difference(together, alone)
-        if not difference <= worst:  # also NaN
-            worst, where = difference, device
+    differences = [
+        relative_difference(zip(together, _alone(run, device, executions), strict=True))
+        for device in devices
+    ]
+    largest = int(np.argmax(differences))  # the first NaN if there is one
+    worst, where = differences[largest], devices[largest]
     tolerance = _TOLERANCE.get(meshes.platform(mesh), _OTHERS)
     steps = executions * run.steps_per_execution
     return passes(
@@ -138,8 +138,12 @@ def _putter(mesh: Mesh) -> Callable[[Any, int], Any]:
     return lambda batch, leading: meshes.put_batch(batch, mesh, leading)
 
 
-def _difference(together: Trained, alone: Trained) -> float:
-    """Returns the largest difference of losses and logits, over the largest of them."""
-    return max(
-        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(together, alone, strict=True)
-    )
+def relative_difference(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Returns the largest difference of two arrays, over the largest number of the second one.
+
+    It is NaN if a number is NaN.
+    """
+    tiny = np.finfo(np.float32).tiny
+    with np.errstate(invalid="ignore"):
+        each = [np.abs(a - b).max() / np.maximum(np.abs(b).max(), tiny) for a, b in pairs]
+    return float(np.max(each))

@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import math
 import re
 import time
 
 import jax
+import numpy as np
 import pytest
 import quick_compile
 
@@ -85,6 +87,20 @@ def test_all_devices_train_the_model_of_one(folder):
         assert verdict.status == PASS, verdict
         rates = input_rate.check(run, SMALL.seconds)
         assert "examples/s, step " in rates.finding
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "expected"),
+    [
+        ([[1.0, 4.5], [0.0]], [[2.0, 4.0], [0.0]], 0.25),
+        ([[1.0], [math.nan]], [[1.0], [2.0]], math.nan),
+        ([[math.nan], [1.0]], [[1.0], [1.0]], math.nan),
+        ([[1.0], [math.inf]], [[1.0], [math.inf]], math.nan),
+    ],
+)
+def test_a_difference_is_relative_and_nan_if_a_number_is(together, alone, expected):
+    pairs = zip(map(np.array, together), map(np.array, alone), strict=True)
+    np.testing.assert_equal(devices.relative_difference(pairs), expected)
 
 
 def test_a_device_whose_gradients_are_lost_fails_the_check_of_devices(folder, monkeypatch):

@@ -57,7 +57,7 @@ def compare(scorer: Any, raw: RawRows, reference: Reference, schema: Schema, dty
             actual = scores[task.name]
             errors = np.abs(actual - expected) / np.maximum(1, np.abs(expected))
             worst = int(errors.argmax())
-            largest = max(largest, float(errors[worst]))
+            largest = float(np.maximum(largest, errors[worst]))  # also NaN
             if is_exact and not errors[worst] <= MOST_DIFFERENCE:
                 raise RunError(
                     f"the bundle must predict like the trained program, to {MOST_DIFFERENCE:g}:"
