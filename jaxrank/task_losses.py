@@ -29,6 +29,9 @@ Code = TypeVar("Code", bound=Callable[..., Any])
 
 LOSS = "loss"  # kind of the registered objects; see `extensions`
 _SECTION = "task_losses"
+_NAME = "name"  # key of the loss in an entry of the section
+_POSITIONAL = 2  # outputs and labels
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Registered(NamedTuple):
@@ -69,8 +72,8 @@ def register(name: str, *, kinds: Sequence[str] = KINDS) -> Callable[[Code], Cod
         kinds: of the tasks that it is for; see `features.Task` for their outputs and labels.
 
     Raises:
-        InputError: another loss has the name, a setting has no default, or a class is no frozen
-            dataclass.
+        InputError: another loss has the name, a setting has no default, is positional or is called
+            "name", or a class is no frozen dataclass.
     """
     for kind in kinds:
         check_choice(f"kinds of loss {name!r}", kind, KINDS)
@@ -82,6 +85,11 @@ def register(name: str, *, kinds: Sequence[str] = KINDS) -> Callable[[Code], Cod
             raise InputError(
                 f"loss {name!r} must be a function or a frozen dataclass: found {code!r}."
             )
+        if any(setting.name == _NAME for setting in dataclasses.fields(section)):
+            raise InputError(
+                f"loss {name!r}: a setting must not be called {_NAME!r}, which selects the loss in"
+                f" {_SECTION}. Rename it."
+            )
         extensions.add(_LOSSES, LOSS, name, Registered(section, tuple(kinds)), code)
         return code
 
@@ -92,8 +100,13 @@ def _settings_of(function: Callable[..., Any]) -> type:
     """Makes a dataclass of the keyword arguments of a loss that is a function."""
     hints = typing.get_type_hints(function)
     entries: list[tuple[str, Any, Any]] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for i, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            if i >= _POSITIONAL and parameter.kind not in _VARIADIC:
+                raise InputError(
+                    f"loss {function.__qualname__}: the setting {parameter.name} must be a keyword"
+                    " argument: found a positional one. Put `*` before it."
+                )
             continue
         if parameter.default is inspect.Parameter.empty:
             raise InputError(
@@ -172,7 +185,7 @@ def settings_of(name: str) -> type:
 
 def name_of(entry: Any) -> str:
     """Returns the name of the loss in an entry of `config.task_losses`. Empty: of the kind."""
-    return entry.get("name", "") if isinstance(entry, Mapping) else entry
+    return entry.get(_NAME, "") if isinstance(entry, Mapping) else entry
 
 
 def select_losses(
@@ -208,5 +221,5 @@ def _task_loss(task: Task, entry: Any) -> losses.Elementwise:
     if task.kind not in loss.kinds:
         suitable = [n for n in names() if task.kind in _LOSSES[n].kinds]
         check_choice(where, name, suitable, f"The task is of kind {task.kind!r}.")
-    settings = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != "name"}
+    settings = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != _NAME}
     return TaskLoss(name, parse(loss.settings, settings, where))

@@ -116,11 +116,21 @@ class NotFrozen:
     """Settings that could change after compilation."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A setting that an entry of the config cannot set."""
+
+    name: str = "mine"
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         (NotFrozen, "must be a function or a frozen dataclass"),
         (lambda outputs, labels, *, miss: outputs, "miss must have a default"),
+        (lambda outputs, labels, miss=2.0: outputs, r"miss must be a keyword .*Put `\*` before it"),
+        (lambda outputs, labels, *, name="": outputs, "a setting must not be called 'name'"),
+        (Named, "a setting must not be called 'name'"),
     ],
 )
 def test_a_loss_that_has_no_fixed_settings_is_rejected(code, message):
