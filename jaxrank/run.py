@@ -38,6 +38,7 @@ from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
+from jaxrank.evaluation.columns import check_column
 from jaxrank.evaluation.model_view import check_features
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Layout, ReplicatedRows
@@ -369,10 +370,12 @@ def _check_data(
     metric: str,
     report: Report,
 ) -> None:
-    """Checks that processes have equal data, and labels that the run can train and evaluate on."""
+    """Checks that processes have equal data, which the run can train and evaluate on."""
     text = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", text)
     _check_labels(split, report)
+    if config.eval.cluster:
+        check_column(store, evaluated, config.eval.cluster, "eval.cluster")
     if config.data.valid:
         for task in monitored_tasks(trained_tasks(config, store.schema), metric):
             _check_metric(config.eval, f"{task}/{metric.rpartition('/')[2]}", evaluated)

@@ -21,6 +21,7 @@ from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW, Dense, Table
+from jaxrank.validate import nearest
 
 DAY, HOUR = "day", "hour"  # of `features.time` (UTC), unless a column has that name
 UNKNOWN = "(unknown)"  # a value that is not in the vocabulary of the store
@@ -70,6 +71,14 @@ def read_columns(store: Store, split: Split, names: Sequence[str], flag: str) ->
         for (take, _), taken in zip(readers, parts, strict=True):
             taken.append(take(block))
     return [finish(taken) for (_, finish), taken in zip(readers, parts, strict=True)]
+
+
+def check_column(store: Store, split: Split, name: str, flag: str) -> None:
+    """Raises InputError if `read_columns` could not read the first block of a column."""
+    take, finish = _reader(store, split, _kept(split), name, flag)
+    first = next(split.blocks(), None)
+    if first is not None:
+        finish([take(first)])
 
 
 def names_of(store: Store, split: Split, by: str, flag: str) -> list[str]:
@@ -130,7 +139,7 @@ def _reader(
     raise InputError(
         f"{flag}: must be one of the columns that {split.path} keeps, {kept or 'none'}, one of its"
         f" features, {_features(store)}{special}, or numbers in 2 to {_MOST_BUCKETS:,} buckets,"
-        f" such as 'price/20': found {name!r}."
+        f" such as 'price/20': found {name!r}{nearest(name, {*kept, *_features(store)}, 3)}."
     )
 
 
@@ -262,17 +271,31 @@ def _finish_times(name: str) -> _Finish:
 
 
 def _ids(name: str, rows: np.ndarray, store: Store, table: Table) -> Column:
-    """Returns the raw values of rows i32[n, length]. Several values per example are joined."""
+    """Returns the raw values of rows i32[n, length]. Several values per example are joined.
+
+    If all are missing or not in the vocabulary, the value is that of one such value.
+    """
     distinct, code = np.unique(rows, axis=0, return_inverse=True)
     values_of = _values(np.unique(distinct), store, table)
     if distinct.shape[1] == 1:
         values = [values_of[row] for row in distinct[:, 0].tolist()]
     else:
-        values = [", ".join(str(values_of[r]) for r in ids) for ids in distinct.tolist()]
+        joined = [_joined([values_of[row] for row in rows]) for rows in distinct.tolist()]
+        values = list(dict.fromkeys(joined))
+        place = {value: i for i, value in enumerate(values)}
+        code = np.array([place[value] for value in joined], np.int64)[code]
     is_ordered = distinct.shape[1] == 1 and table.encoding == "bucket"
     if is_ordered and distinct[:1] == MISSING_ROW:  # a missing one is last
         values, code = [*values[1:], values[0]], (code - 1) % len(values)
     return Column(name, values, code.reshape(-1).astype(np.int64), is_ordered)
+
+
+def _joined(values: Sequence[Any]) -> str | None:
+    if all(value is None for value in values):
+        return None
+    if all(value in (None, UNKNOWN) for value in values):
+        return UNKNOWN
+    return ", ".join(map(str, values))
 
 
 def _values(rows: np.ndarray, store: Store, table: Table) -> dict[int, Any]:
