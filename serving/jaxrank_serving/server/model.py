@@ -77,7 +77,7 @@ class Model:
         """Runs the model with every batch size, on a request in which all values are missing.
 
         Raises:
-            BundleError: the bundle cannot score it.
+            BundleError: the bundle cannot score it, or a score is not finite.
         """
         columns = self.scorer.signature.columns
         context = {column.name: None for column in columns if column.source == "context"}
@@ -88,13 +88,22 @@ class Model:
             return  # as models do whose features must have a value
         try:
             part = self.scorer.arrays(features, count)
-            for size in self.batch_sizes:
-                self.scorer.logits({name: _joined([a], size) for name, a in part.items()})
+            logits = [
+                self.scorer.logits({name: _joined([a], size) for name, a in part.items()})[:count]
+                for size in self.batch_sizes
+            ]
+            scores = self.scorer.predictions(np.concatenate(logits))
         except Exception as error:
             raise BundleError(
                 f"{self.scorer.bundle.path}: must score a request without values:"
                 f" found {type(error).__name__}: {error}."
             ) from error
+        for name, values in scores.items():
+            if not np.isfinite(values).all():
+                raise BundleError(
+                    f"{self.scorer.bundle.path}: must give a request without values a finite score:"
+                    f" found {values[~np.isfinite(values)][0]} of {name}. The model is broken."
+                )
 
     def _add(self, scores: Mapping[str, np.ndarray]) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import time
 import weakref
 
 import bundles
+import numpy as np
 import pytest
 from asgi import call, get, post
 from bundles import CONTEXT, candidates, point
@@ -101,14 +102,30 @@ def test_a_server_does_not_start_without_a_version(make_app, bundle, tmp_path):
     make_app(tmp_path, skip_verify=True)
 
 
-def test_a_version_that_cannot_score_is_not_loaded(make_app, bundle, newer, tmp_path, monkeypatch):
+def _nan(scorer, arrays):
+    rows = len(next(iter(arrays.values())))
+    return np.full((rows, len(scorer.signature.outputs)), np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (lambda scorer, arrays: 1 / 0, "score a request without values: found ZeroDivisionError"),
+        (_nan, "give a request without values a finite score: found nan of"),
+    ],
+)
+def test_a_version_that_cannot_score_is_not_loaded(
+    logits, message, make_app, bundle, newer, tmp_path, monkeypatch
+):
     point(tmp_path / "ads", bundle)
     app = make_app(tmp_path / "ads")
     point(tmp_path / "ads", newer)
-    monkeypatch.setattr(models.Scorer, "logits", lambda self, arrays: 1 / 0)
+    monkeypatch.setattr(models.Scorer, "logits", logits)
     answer = post(app, LOAD)
     assert answer.status == 409
-    assert "must score a request without values: found ZeroDivisionError" in answer.json["error"]
+    assert f"must {message}" in answer.json["error"]
+    with pytest.raises(BundleError, match=message):
+        make_app(tmp_path / "ads")
 
 
 def test_the_watcher_loads_a_newer_version_while_requests_are_scored(
