@@ -628,15 +628,18 @@ def run(argv: Sequence[str]) -> None:
 
     _make_absolute(args)
 
-    def speaks() -> bool:
+    def is_reporting() -> bool:
         return not several or processes.is_first()
 
+    # The object on standard output is then the whole result.
+    is_silent = args.json and getattr(args, "quiet", False)
+
     def report(text: str) -> None:
-        if speaks():
+        if is_reporting() and not is_silent:
             _print(text, sys.stderr if args.json else sys.stdout)
 
     with processes.peer_loss_as_run_error():
-        if args.verb in _OF_RUNS and speaks():
+        if args.verb in _OF_RUNS and is_reporting():
             _warn_of_changed_code(args, _progress(args, report))
         try:
             result = _RUN[args.verb](args, report)
@@ -647,7 +650,7 @@ def run(argv: Sequence[str]) -> None:
                 raise
             text = " ".join(str(error).split())[:600]
             raise InputError(f"{line}: {type(error).__name__}: {text}") from error
-        if args.json and result and speaks():
+        if args.json and result and is_reporting():
             shown = json_files.plain(result, non_finite="null")
             if args.verb in ("train", "evaluate", "compare"):
                 shown = _named(shown)

@@ -241,6 +241,10 @@ def test_quiet_leaves_the_result(monkeypatch, capsys, verb, module, function, re
         lines[bool(quiet)] = capsys.readouterr().out.splitlines()
     assert len(lines[False]) > len(lines[True]) == 1
     assert "RESULT" in lines[True][0]
+    cli.run([*argv, "--quiet", "--json"])
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    assert json.loads(output)["output"] == "RESULT"
 
 
 def test_an_override_adds_a_field_where_a_section_takes_any_name():
