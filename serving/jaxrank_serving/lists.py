@@ -51,22 +51,35 @@ def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
             if is_empty(value):
                 ids.reject(i, "a list without empty ids")
     weights = None if weighing is None else _weights(ids, weighing, kind)
-    over = lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
+    over = overlong(entry, lengths, cells.is_context)
     if not over.any():
         return Lists(ids, lengths, weights, 0, 0)
-    if entry.on_overlong == "error":
-        i = int(np.flatnonzero(over)[0])
-        row = None if cells.is_context else i
-        must = f"a list of at most max_length={entry.max_length} ids"
-        raise RequestError(entry.name, row, must, str(lengths[i]))
-    ends = np.cumsum(lengths)
-    place = np.arange(len(ids.values)) - np.repeat(ends - lengths, lengths)
+    position = positions(lengths)
     if entry.keep == "last":
-        place = np.repeat(lengths, lengths) - 1 - place
-    keep = place < entry.max_length
+        position = np.repeat(lengths, lengths) - 1 - position
+    keep = position < entry.max_length
     cut, cut_lengths = _chosen(ids, lengths, keep)
     kept = None if weights is None else weights[keep]
     return Lists(cut, cut_lengths, kept, int((~keep).sum()), int(over.sum()))
+
+
+def positions(lengths: np.ndarray) -> np.ndarray:
+    """Returns i64[ids], the position of each id in its list."""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def overlong(entry: Ragged, lengths: np.ndarray, is_context: bool) -> np.ndarray:
+    """Returns bool[n], True for lists that are longer than the `max_length` of a feature.
+
+    Raises:
+        RequestError: there is one, and the feature rejects it.
+    """
+    over = (lengths > entry.max_length) & (entry.max_length > 0)
+    if entry.on_overlong == "error" and over.any():
+        i = int(np.flatnonzero(over)[0])
+        must = f"a list of at most max_length={entry.max_length} ids"
+        raise RequestError(entry.name, None if is_context else i, must, str(lengths[i]))
+    return over
 
 
 def combiner_factors(combiner: str, lengths: np.ndarray, weights: np.ndarray | None) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrank_serving.derived.times import seconds
 from jaxrank_serving.errors import RequestError
-from jaxrank_serving.lists import Lists, is_empty, is_padding
+from jaxrank_serving.lists import Lists, is_empty, is_padding, overlong, positions
 from jaxrank_serving.signature import Column, Events, Ragged
 from jaxrank_serving.values import Cells, elements
 
@@ -76,10 +76,11 @@ def sequence_lists(
         events = events.select(events.times < moments[events.owner])
     if sequence.order == "oldest_first":
         ends = np.repeat(np.cumsum(events.lengths), events.lengths)
-        events = events.take(ends - 1 - _places(events.lengths))
+        events = events.take(ends - 1 - positions(events.lengths))
     whole = events.lengths
     events = _truncated(entries[0], events)
-    cut = int((whole - events.lengths).sum()), int((whole > events.lengths).sum())
+    is_cut = whole > events.lengths
+    cut = int((whole - events.lengths).sum()), int(is_cut.sum())
     ids = dict(events.ids)
     if moments is not None and events.times is not None:
         ages = np.frexp(1 + moments[events.owner] - events.times)[1] - 1
@@ -162,17 +163,7 @@ def _timed(sequence: Events, events: _Aligned, time_format: str) -> _Aligned:
 
 def _truncated(entry: Ragged, events: _Aligned) -> _Aligned:
     """Keeps the newest `max_length` events of each history, or rejects longer ones."""
-    over = np.flatnonzero(events.lengths > entry.max_length)
-    if not len(over):
+    is_context = next(iter(events.ids.values())).is_context
+    if not overlong(entry, events.lengths, is_context).any():
         return events
-    if entry.on_overlong == "error":
-        cells = next(iter(events.ids.values()))
-        row = None if cells.is_context else int(over[0])
-        must = f"a list of at most max_length={entry.max_length} ids"
-        raise RequestError(entry.name, row, must, str(events.lengths[over[0]]))
-    return events.select(_places(events.lengths) < entry.max_length)
-
-
-def _places(lengths: np.ndarray) -> np.ndarray:
-    """Returns i64[events], the position of each event in its history."""
-    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return events.select(positions(events.lengths) < entry.max_length)

@@ -17,6 +17,7 @@ from jaxrank_serving.server.messages import (
     Send,
     error_response,
     header,
+    internal_error,
     json_response,
     read_body,
     respond,
@@ -117,7 +118,7 @@ class App:
             response = error_response(error)
         except Exception:
             traceback.print_exc()
-            response = error_response(HttpError(500, "The server failed. Its log has the reason."))
+            response = error_response(internal_error())
         self.metrics.requests.labels(endpoint, response.status).inc()
         if endpoint in ("score", "infer"):
             self.metrics.seconds.labels(endpoint).observe(time.monotonic() - started)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxrank_serving.errors import RequestError
-from jaxrank_serving.server.messages import HttpError, Response, as_http_error
+from jaxrank_serving.server.messages import HttpError, Response, as_http_error, internal_error
 from jaxrank_serving.server.metrics import Metrics
 from jaxrank_serving.server.model import Encoded, Model
 from jaxrank_serving.server.score import Call
@@ -129,7 +129,7 @@ class Batcher:
         except Exception:  # one batch fails, and the server continues
             traceback.print_exc()
             for pending in {first, *(pending for pending, _ in batch)}:
-                pending.finish(_internal())
+                pending.finish(internal_error())
 
     def _take(self, until: float | None, model: Model | None = None) -> _Pending | None:
         """Returns the next request.
@@ -196,7 +196,7 @@ class Batcher:
             pending.finish(as_http_error(error))
         except Exception:
             traceback.print_exc()
-            pending.finish(_internal())
+            pending.finish(internal_error())
         return None
 
     def _score(self, batch: Sequence[tuple[_Pending, Encoded]]) -> None:
@@ -231,7 +231,3 @@ def queue_full(most: int) -> HttpError:
         "max_requests",
         _RETRY,
     )
-
-
-def _internal() -> HttpError:
-    return HttpError(500, "The server failed. Its log has the reason.")

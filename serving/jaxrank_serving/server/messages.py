@@ -46,6 +46,11 @@ def error_response(error: HttpError) -> Response:
     return json_response(tree, error.status, error.headers)
 
 
+def internal_error() -> HttpError:
+    """Returns the error of a failure of the server itself."""
+    return HttpError(500, "The server failed. Its log has the reason.")
+
+
 def as_http_error(error: RequestError) -> HttpError:
     """Returns the response's error for an invalid value of a request."""
     return HttpError(400, str(error), error.column)
