@@ -124,6 +124,20 @@ class _Lazy(Mapping[str, Value], Generic[Value]):
         return len(self._names)
 
 
+def masked_mean(vectors: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns f[B, dim], the mean of the vectors f[B, L, dim] where bool[B, L] `mask` is True.
+
+    It is 0 without any.
+    """
+    count = jnp.maximum(mask.sum(axis=1, keepdims=True), 1).astype(vectors.dtype)
+    return jnp.where(mask[:, :, None], vectors, 0).sum(axis=1) / count
+
+
+def flat_events(x: jax.Array) -> jax.Array:
+    """Returns f[B * L, dim], the vectors of f[B, L, dim] one after another."""
+    return x.reshape(-1, x.shape[-1])
+
+
 @jax.tree_util.register_pytree_node_class
 class Inputs:
     """The features of a batch, or of one device's share of it.
@@ -258,8 +272,7 @@ class Inputs:
         flat = [v.reshape(v.shape[0], -1) for v in self.all_vectors]
         means = []
         for vectors, mask in self.all_sequences:
-            count = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
-            means.append(jnp.where(mask[:, :, None], vectors, 0).sum(axis=1) / count)
+            means.append(masked_mean(vectors, mask))
         return jnp.concatenate([self._dense, *flat, *means], axis=1)
 
     @property

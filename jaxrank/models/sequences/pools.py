@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrank.errors import InputError
 from jaxrank.models.dot import AttentionPool
-from jaxrank.models.inputs import Inputs, Reading, Span
+from jaxrank.models.inputs import Inputs, Reading, Span, masked_mean
 from jaxrank.models.sequences.target_attention import TargetAttention
 from jaxrank.models.sequences.transformer import Transformer
 from jaxrank.validate import field, nearest, require
@@ -125,8 +125,7 @@ def _pooled(
         )
     if pool.pool == "learned_query":
         return AttentionPool(name=name)(vectors, mask)
-    count = jnp.maximum(mask.sum(axis=1, keepdims=True), 1).astype(vectors.dtype)
-    return jnp.where(mask[:, :, None], vectors, 0).sum(axis=1) / count
+    return masked_mean(vectors, mask)
 
 
 def _candidate(

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrank.models.inputs import flat_events
 from jaxrank.models.products import Dense, param_dtype, unrounded
 
 
@@ -30,16 +31,14 @@ class TargetAttention(nn.Module):
         """
         length, (first, *others) = vectors.shape[1], self.mlp_units
         products = keys * candidate[:, None, :]
-        hidden = Dense(first, self.precision, name="event")(_flat(vectors), _flat(products))
+        hidden = Dense(first, self.precision, name="event")(
+            flat_events(vectors), flat_events(products)
+        )
         shared = Dense(first, self.precision, use_bias=False, name="candidate")(candidate)
         hidden = nn.relu(hidden.reshape(-1, length, first) + shared[:, None, :])
-        hidden = _flat(hidden.astype(param_dtype(hidden)))
+        hidden = flat_events(hidden.astype(param_dtype(hidden)))
         for i, width in enumerate(others):
             hidden = Dense(width, self.precision, form="relu", name=f"layer_{i + 1}")(hidden)
         scores = Dense(1, unrounded(self.precision), name="score")(hidden)
         weights = jnp.where(mask, scores.reshape(-1, length), 0)
         return (vectors * weights[:, :, None].astype(vectors.dtype)).sum(axis=1)
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    return x.reshape(-1, x.shape[-1])

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.errors import InputError
+from jaxrank.models.inputs import flat_events
 from jaxrank.models.products import Dense, param_dtype, product, unrounded
 from jaxrank.models.tower import EPSILON
 
@@ -63,7 +64,7 @@ class _Block(nn.Module):
         read = _norm(x, "norm_attention")
 
         def heads(name: str, events: jax.Array) -> jax.Array:  # f[B, heads, events, size]
-            y = Dense(dim, unrounded(self.precision), name=name)(_flat(events))
+            y = Dense(dim, unrounded(self.precision), name=name)(flat_events(events))
             return jnp.swapaxes(y.reshape(-1, events.shape[1], self.heads, size), 1, 2)
 
         queries = heads("query", read[:, :readers])
@@ -72,19 +73,15 @@ class _Block(nn.Module):
         # Not -inf: the softmax of an empty list and its gradient would be NaN.
         scores = jnp.where(visible[:, None], scores, jnp.finfo(scores.dtype).min)
         mixed = product(nn.softmax(scores, axis=-1), values, unrounded(self.precision))
-        mixed = _flat(jnp.swapaxes(mixed, 1, 2).reshape(-1, readers, dim))
+        mixed = flat_events(jnp.swapaxes(mixed, 1, 2).reshape(-1, readers, dim))
         x = x[:, :readers] + Dense(dim, unrounded(self.precision), name="out")(mixed).reshape(
             -1, readers, dim
         )
         hidden = Dense(2 * dim, unrounded(self.precision), form="relu", name="wide")(
-            _flat(_norm(x, "norm_wide"))
+            flat_events(_norm(x, "norm_wide"))
         )
         narrow = Dense(dim, unrounded(self.precision), name="narrow")(hidden)
         return x + narrow.reshape(-1, readers, dim)
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    return x.reshape(-1, x.shape[-1])
 
 
 def _norm(x: jax.Array, name: str) -> jax.Array:
