@@ -31,6 +31,8 @@ MISSING_ROW = 0  # of a table under another encoding than integer
 UNKNOWN_ROW = 1
 RESERVED_ROWS = 2
 
+INDICATOR = ":missing"  # end of the name of an indicator of missing values
+
 # Maximum number of examples whose lists are packed together. A store keeps the largest sums of list
 # lengths over this many consecutive examples. Evaluation sizes its buffers by them, because it
 # drops no ids.
@@ -119,6 +121,11 @@ class Table:
     checksum: str = ""
 
 
+def indicator_of(name: str) -> str:
+    """Returns the name of the dense feature that is 1 where the dense feature `name` is missing."""
+    return f"{name}{INDICATOR}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Schema:
     """The columns of a store, in the order of its matrices. Features may share a table.
@@ -136,6 +143,12 @@ class Schema:
     def id_columns(self) -> list[Categorical]:
         """Returns the feature of each column of the id matrix. One of length 3 has 3 columns."""
         return [f for f in self.categorical for _ in range(f.length)]
+
+    def indicator(self, name: str) -> int | None:
+        """Returns the index in `dense` of the indicator of a dense feature, None without one."""
+        names = [f.name for f in self.dense]
+        indicator = indicator_of(name)
+        return names.index(indicator) if indicator in names else None
 
     @property
     def logit_correction_columns(self) -> int:

@@ -172,9 +172,7 @@ def _feature_reader(
 def _dense_reader(
     store: Store, index: int, feature: Dense, title: str, buckets: int
 ) -> tuple[_Take, _Finish]:
-    names = [f.name for f in store.schema.dense]
-    indicator = f"{feature.name}:missing"
-    at = names.index(indicator) if indicator in names else None
+    at = store.schema.indicator(feature.name)
 
     def take(block: Examples) -> np.ndarray:
         values = raw_numbers(block.dense[:, index], feature)

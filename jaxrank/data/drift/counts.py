@@ -31,11 +31,8 @@ class Counts:
     def __init__(self, schema: Schema):
         self._schema = schema
         names = [f.name for f in schema.dense]
-        self._indicators = {
-            i: names.index(f"{name}:missing")
-            for i, name in enumerate(names)
-            if f"{name}:missing" in names
-        }
+        indicators = {i: schema.indicator(name) for i, name in enumerate(names)}
+        self._indicators = {i: at for i, at in indicators.items() if at is not None}
         skipped = set(self._indicators.values())
         self._dense = [i for i in range(len(names)) if i not in skipped]
         self.rows = 0

@@ -15,7 +15,16 @@ from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, CategoricalSpec, DenseSp
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.data.spec.sequences import SequenceSpec, age_features, with_ages
 from jaxrank.errors import InputError
-from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
+from jaxrank.features import (
+    RESERVED_ROWS,
+    Categorical,
+    Dense,
+    Ragged,
+    Schema,
+    Table,
+    Task,
+    indicator_of,
+)
 from jaxrank.validate import nearest
 
 
@@ -101,7 +110,7 @@ def resolve_again(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureS
     resolved = resolve(spec, [name for name in dict.fromkeys(columns) if name])
     floats = _order_entries(resolved.dense, schema.dense)
     # Indicators follow their floats in a schema, and a pattern may have matched them.
-    indicators = {f"{entry.name}:missing" for entry in floats if entry.missing_indicator}
+    indicators = {indicator_of(entry.name) for entry in floats if entry.missing_indicator}
     return dataclasses.replace(
         resolved,
         dense=tuple(entry for entry in floats if entry.name not in indicators),
@@ -262,7 +271,7 @@ def build_schema(
     for entry in spec.dense:
         floats.append(Dense(entry.name, entry.log, *entry.scale(transforms)))
         if entry.missing_indicator:
-            floats.append(Dense(f"{entry.name}:missing"))
+            floats.append(Dense(indicator_of(entry.name)))
     return Schema(
         tasks=tuple(Task(t.name, t.kind, t.is_shifted) for t in spec.tasks),
         dense=tuple(floats),

@@ -8,12 +8,10 @@ from typing import TypeVar
 
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.errors import InputError
-from jaxrank.features import Categorical, Dense, Ragged, Schema
+from jaxrank.features import INDICATOR, Categorical, Dense, Ragged, Schema
 from jaxrank.validate import nearest
 
 Feature = TypeVar("Feature", Dense, Categorical, Ragged)
-
-_INDICATOR = ":missing"
 
 
 def drop_features(schema: Schema, skip: Sequence[str]) -> Schema:
@@ -95,6 +93,6 @@ def _names(feature: Dense | Categorical | Ragged) -> frozenset[str]:
     name = feature.name
     names = {name}
     if isinstance(feature, Dense):
-        name = name.removesuffix(_INDICATOR)
+        name = name.removesuffix(INDICATOR)
         names |= {name, re.sub(r"\[\d+\]$", "", name)}
     return frozenset(names)
