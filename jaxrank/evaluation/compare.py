@@ -224,9 +224,7 @@ def _compared(
             influence = intervals.influences(logits, labels, weights, task.kind)
             widths = intervals.half_widths(influence, weights, clusters=code, confidence=confidence)
             of_run["metrics"][task.name] = metrics
-            of_run["intervals"][task.name] = {
-                name: [metrics[name] - half, metrics[name] + half] for name, half in widths.items()
-            }
+            of_run["intervals"][task.name] = slices.interval_ends(metrics, widths)
             influences.append(influence)
         base = runs[0]["metrics"][task.name]
         for of_task, of_run, influence in zip(differences, runs[1:], influences[1:], strict=True):

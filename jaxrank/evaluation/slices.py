@@ -204,7 +204,14 @@ def metric_intervals(
     """
     influence = intervals.influences(logits, labels, weights, kind)
     widths = intervals.half_widths(influence, weights, clusters=clusters, confidence=confidence)
-    return {name: [metrics[name] - half, metrics[name] + half] for name, half in widths.items()}
+    return interval_ends(metrics, widths)
+
+
+def interval_ends(
+    metrics: Mapping[str, float], half_widths: Mapping[str, float]
+) -> dict[str, list[float]]:
+    """Returns {metric: [low, high]}."""
+    return {name: [metrics[name] - h, metrics[name] + h] for name, h in half_widths.items()}
 
 
 def _mean_auc(aucs: Sequence[float], weights: np.ndarray) -> float:

@@ -130,7 +130,7 @@ def export_bundle(
             bundle = _open(folder, tree, progress)
             checked = check(bundle, source, weights, raw, key, tables, report)
             page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
-            progress.renew("model_card.md", lambda path: _write_bytes(path, page))
+            progress.renew("model_card.md", lambda path: path.write_bytes(page))
             size = _write_manifest(folder, progress)
             delta = None
             if base is not None:
@@ -273,7 +273,7 @@ def _write_files(
     scratch.rmdir()
     part = dense_parts.dense_part(run.model(), layout, weights, parents)
     program = functools.partial(dense_parts.to_stablehlo, part)
-    progress.write(_STABLEHLO, lambda path: _write_bytes(path, program()))
+    progress.write(_STABLEHLO, lambda path: path.write_bytes(program()))
     no_onnx = progress.write(_ONNX, functools.partial(_write_onnx, part))
     if no_onnx:
         report(f"No model in ONNX: {no_onnx}")
@@ -295,10 +295,6 @@ def _write_files(
     }
     progress.renew("signature.json", lambda path: json_files.write(path, tree))
     return tree, no_onnx
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _write_onnx(part: dense_parts.DensePart, path: Path) -> str:

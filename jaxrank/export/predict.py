@@ -28,6 +28,7 @@ from jaxrank.evaluation.score import Scored, check_finite, check_output, write_t
 from jaxrank.export.comparison.check import load_stablehlo
 from jaxrank.features import PAD, UNKNOWN_ROW, Task
 from jaxrank.report import Report
+from jaxrank.runtime.threads import available_cores
 
 if TYPE_CHECKING:
     from jaxrank_serving.encoder import Features
@@ -82,7 +83,7 @@ def predict_bundle(
     try:
         opened = open_bundle(bundle)
         stand_in = None if opened.signature.model.onnx else load_stablehlo(opened)
-        threads = len(os.sched_getaffinity(0))
+        threads = available_cores() or 1
         scorer = Scorer(opened, dense_part=stand_in, threads=threads, hash_key=key)
     except BundleError as error:
         raise InputError(f"--bundle: {error}") from error

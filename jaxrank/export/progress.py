@@ -55,7 +55,7 @@ class Progress:
             json_files.write(self._path, self._state, sync=True)
         return self._state["results"][name]
 
-    def renew(self, name: str, make: Callable[[Path], None]) -> None:
+    def renew(self, name: str, make: Callable[[Path], Any]) -> None:
         """Makes a file, even if it is complete."""
         self._state["files"].pop(name, None)
         self.write(name, make)
