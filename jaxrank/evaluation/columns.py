@@ -226,8 +226,8 @@ def bucketize(name: str, numbers: np.ndarray, buckets: int) -> Column:
     for i in range(len(edges) + 1):
         inside = distinct[np.searchsorted(edges, distinct, side="right") == i]
         low, high = (f"{e:.6g}" if e is not None else "" for e in _ends(edges, i))
-        single = f"{inside[0]:.6g}" if len(inside) == 1 else ""
-        values.append(single or (f"{low} to {high}" if low and high else low and f"{low} and more"))
+        only = f"{inside[0]:.6g}" if len(inside) == 1 else ""
+        values.append(only or (f"{low} to {high}" if low and high else low and f"{low} and more"))
         values[-1] = values[-1] or (f"less than {high}" if high else "all")
     return Column(name, [*values, None], code, is_ordered=True)
 

@@ -1,7 +1,7 @@
 """Exports a trained model as a bundle, which `jaxrank_serving` scores without JAX or jaxrank.
 
 Each file is recorded in progress.json when it is complete. An export that was killed or that ran
-out of disk space continues behind the last one.
+out of disk space continues after the last complete file.
 """
 
 import functools
@@ -245,7 +245,11 @@ def _write_files(
     progress: Progress,
     report: Report,
 ) -> tuple[dict[str, Any], str]:
-    """Writes all files but the manifest and the card. Returns the signature, and why ONNX lacks."""
+    """Writes all files but the manifest and the card.
+
+    Returns:
+        The signature as JSON, and why there is no ONNX model, or "".
+    """
     run, layout = source.run, source.layout
     parents = task_parents(run.config.model, run.schema)
     (folder / "tables").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The complete files of an export, which continues behind the last one after a kill."""
+"""The complete files of an export. After a kill it continues after the last of them."""
 
 import contextlib
 from collections.abc import Callable

@@ -80,7 +80,7 @@ def sequence_lists(
     whole = events.lengths
     events = _truncated(entries[0], events)
     is_cut = whole > events.lengths
-    cut = int((whole - events.lengths).sum()), int(is_cut.sum())
+    cut = (int((whole - events.lengths).sum()), int(is_cut.sum()))
     ids = dict(events.ids)
     if moments is not None and events.times is not None:
         ages = np.frexp(1 + moments[events.owner] - events.times)[1] - 1

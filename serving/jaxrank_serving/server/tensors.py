@@ -47,7 +47,7 @@ class Field:
         return HttpError(400, f"{self.name}: must be {must}: found {value!r:.80}.", self.name)
 
 
-def elements(shape: Sequence[int]) -> int:
+def element_count(shape: Sequence[int]) -> int:
     """Returns the number of elements."""
     return math.prod(shape)
 
@@ -76,8 +76,9 @@ def read_json(data: Any, datatype: str, shape: tuple[int, ...], field: Field) ->
     values = data
     if any(type(value) is list for value in data):
         values = _flat(data, shape, field)
-    if len(values) != elements(shape):
-        raise field.error(f"{elements(shape):,} values, the shape is {list(shape)}", len(values))
+    count = element_count(shape)
+    if len(values) != count:
+        raise field.error(f"{count:,} values, the shape is {list(shape)}", len(values))
     check = _check(datatype)
     for i, value in enumerate(values):
         if value is not None and not check(value):
@@ -119,9 +120,9 @@ def read_binary(data: bytes, datatype: str, shape: tuple[int, ...], field: Field
         HttpError: the data does not match the shape or the datatype.
     """
     if datatype == BYTES:
-        return _texts(data, elements(shape), field)
+        return _texts(data, element_count(shape), field)
     dtype = DTYPES[datatype]
-    expected = elements(shape) * dtype.itemsize
+    expected = element_count(shape) * dtype.itemsize
     if len(data) != expected:
         raise field.error(f"{expected:,} bytes, {list(shape)} of {datatype}", len(data))
     if datatype == "BOOL":
