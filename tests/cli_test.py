@@ -430,6 +430,7 @@ def limited_process(limit, *args):
     """Runs jaxrank where no file may grow beyond `limit` bytes, which is how a full disk looks."""
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}", "XLA_FLAGS": quick_compile.XLA_FLAGS}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)  # JAX would report that it is full
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # Python would cut bytecode at the limit and keep it
     command = [sys.executable, "-c", LIMITED, str(limit), *args]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
 

@@ -876,7 +876,8 @@ def test_a_preparation_of_little_that_is_interrupted_leaves_nothing(tmp_path, mo
 def test_a_full_disk_leaves_nothing_and_names_the_store(tmp_path):
     path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, i] for i in range(50_000)])
     program = f"""
-        import resource
+        import resource, sys
+        sys.dont_write_bytecode = True  # Python would cut it at the limit and keep it
         from jaxrank.data.prepare.passes import prepare
         from jaxrank.errors import RunError
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
