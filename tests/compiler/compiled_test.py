@@ -191,6 +191,7 @@ def test_a_dense_update_is_found_by_the_search_for_large_arrays():
     assert checks.large_results(step.as_text(), share)
 
 
+@pytest.mark.slow
 def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
     sent = {}
     for target in ("v3-8", "v3-32"):
@@ -201,6 +202,7 @@ def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
         assert 0.9 < sent["v3-32"][kind] / sent["v3-8"][kind] < 1.2
 
 
+@pytest.mark.slow
 def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
     text = compiled_step("v5e-8", row_optimizer="lazy_adam", replicas=2)[0].as_text()
     assert {i.opcode for i in instructions_of(text) if "all-to-all" in i.opcode} == {
@@ -211,6 +213,7 @@ def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
     assert {"sort", "scatter"} <= beside
 
 
+@pytest.mark.slow
 def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
     """docs/reliability.md promises this for repeated runs."""
     program, batch, _ = program_on("h200-1")
@@ -250,6 +253,7 @@ PARALLEL = dict(structure="parallel", cross_layers=3)
 PLE = dict(multitask="ple", experts=1, task_experts=1, levels=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "config", "most"),
     [

@@ -38,6 +38,7 @@ def finished(example, tmp_path_factory, _programs):
     return root, lines
 
 
+@pytest.mark.slow
 def test_days_are_scored_before_they_are_trained_on_and_models_replace_others(example, finished):
     root, lines = finished
     assert [line["day"] for line in lines] == list(range(DAYS))
@@ -56,6 +57,7 @@ def test_days_are_scored_before_they_are_trained_on_and_models_replace_others(ex
     ]
 
 
+@pytest.mark.slow
 def test_a_failed_gate_leaves_the_model_in_production(example, tmp_path):
     chain = example["day"].Chain(tmp_path, "chain")
     passed, failed = {"gate": {"passed": True}}, {"gate": {"passed": False}}
@@ -66,6 +68,7 @@ def test_a_failed_gate_leaves_the_model_in_production(example, tmp_path):
         assert chain.production.resolve() == chain.run(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_programs")
 def test_days_that_were_killed_and_run_again_have_the_same_bits(example, finished, monkeypatch):
     """Kills each command of two days before it starts, and one while it saves its checkpoint."""

@@ -16,7 +16,6 @@ def files_of(folder, names, suffix):
     return [f"--config.source.files.{s}={folder / f'{names}{s}{suffix}'}" for s in splits]
 
 
-@pytest.mark.slow
 def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
     store, workdir = tmp_path / "store", tmp_path / "run"
     config = f"--config={CONFIGS / 'criteo.py'}"
@@ -45,7 +44,6 @@ def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
     assert 0.2 < mean < 0.3
 
 
-@pytest.mark.slow
 def test_dcnv2_on_movielens_is_as_good_as_it_was_after_one_epoch(shared_data, tmp_path):
     """One seed, with the L2 that is best early; docs/benchmarks/quality.md has whole runs.
 
