@@ -39,7 +39,7 @@ def test_a_config_survives_being_saved_with_a_run(name):
 
 
 def test_a_config_may_import_what_puts_other_things_than_modules_among_them(tmp_path):
-    """As torch does."""
+    """PyTorch adds such objects to `sys.modules`."""
     path = tmp_path / "odd.py"
     path.write_text(
         "import sys\nimport types\nfrom jaxrank.config import default\n\n\n"
@@ -256,7 +256,7 @@ def test_a_config_may_take_a_text_as_ml_collections_has_it(tmp_path):
 
 @pytest.mark.parametrize("size", ["", ":small"])
 def test_the_heavy_model_has_half_as_many_features_again_and_larger_layers(size):
-    """What the models are for: at least 1,000 features of which 200 lists, 300 M parameters."""
+    """The models have at least 1,000 features, of which 200 lists, and 300 M parameters."""
     standard, heavy = (config_files.load(f"{CONFIGS}/{n}.py{size}") for n in ("standard", "heavy"))
 
     def counts(c):

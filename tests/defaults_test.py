@@ -1,4 +1,4 @@
-"""What a config leaves open is chosen by its data, once for a run."""
+"""Open fields of a config are chosen by its data, once for a run."""
 
 import dataclasses
 import json

@@ -111,7 +111,7 @@ def test_loss_and_gradient_are_stable_in_the_logit(logit):
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
 @pytest.mark.parametrize("p", [0.4, 0.02])
 def test_the_expected_loss_is_least_at_the_logit_of_all_traffic_under_both_corrections(p, rate):
-    """Of examples that are all alike, a share p positive, of whose negatives a share is kept."""
+    """Equal examples, a share p of them positive, of whose negatives a share `rate` is kept."""
     with jax.enable_x64(True):
         # The sample as it is expected: its labels, and how often each occurs.
         labels, counts = jnp.array([[1.0], [0.0]]), jnp.array([[p], [rate * (1 - p)]])

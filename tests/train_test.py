@@ -257,7 +257,7 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
 
 
 def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
-    """What the first part of the run was watched by is lower, and was never as high."""
+    """The metric of the first part of the run is always lower than that of the second."""
     c = store_config(store, num_steps=16)
     c.checkpoint.keep = 1
     train(c, tmp_path, report=nothing)
@@ -698,7 +698,7 @@ def test_weights_of_training_examples_must_not_all_be_0(tmp_path):
 
 
 def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, monkeypatch):
-    """Nothing else is left to do, and the second one would still end it."""
+    """The run has no other work left. Only a second signal would end it."""
     before, waited = Checkpoints.wait, []
 
     def wait(checkpoints):

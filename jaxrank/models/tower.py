@@ -119,7 +119,7 @@ class Dropout(nn.Module):
 
 
 class Tower(nn.Module):
-    """For each width of `mlp_units`: dense layer, normalisation, activation, dropout.
+    """A dense layer, normalisation, activation and dropout for each width of `mlp_units`.
 
     Kernels start Glorot normal, the choice of DLRM (Naumov et al. 2019), biases at zero.
 

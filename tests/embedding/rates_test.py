@@ -49,7 +49,7 @@ def test_each_row_has_the_factor_of_its_table(hot):
     ],
 )
 def test_the_rows_of_a_table_move_as_at_its_own_rate(row_optimizer, devices, replicas, hot):
-    """With multipliers, each table changes as in a run where all tables have its learning rate."""
+    """Each table with a multiplier changes as in a run where all tables have its learning rate."""
     settings = dict(devices=devices, replicas=replicas, row_optimizer=row_optimizer, hot=hot)
     embedding = make(**settings, lr_multipliers=RATES)
     before = new_tables(embedding)

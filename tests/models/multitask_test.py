@@ -64,7 +64,7 @@ def test_gradients_are_the_slopes_of_the_numpy_formula(config):
 
 
 def test_each_task_of_ple_reads_its_own_experts_and_the_shared_ones_only():
-    """With one level; with two, the shared experts carry what all experts of the first say."""
+    """Holds for one level. With two, shared experts pass on outputs of all experts before them."""
     for levels, reaches in ((1, False), (2, True)):
         model, params, state, floats, vectors = built(dtype=np.float32, **{**PLE, "levels": levels})
 
@@ -97,8 +97,8 @@ def test_stacked_layers_are_the_layers_one_by_one(shape):
 
 @pytest.mark.parametrize("multitask", ["mmoe", "ple"])
 def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
-    """Of 2,000 features, the gradient included. Sums over many experts are taken in parts on CPU,
-    which is a few instructions more, and no more however many there are."""
+    """Compares programs for 2,000 features, gradients included. Sums over many experts are split
+    into parts on CPU, which adds a constant number of instructions."""
     floats, none = np.zeros((64, 2000), np.float32), ()
     lengths = []
     for experts in (2, 80, 120):

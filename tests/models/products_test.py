@@ -67,7 +67,7 @@ def test_bfloat16_products_multiply_bfloat16_and_give_float32(config):
     ("rounding", "limits"), [("bfloat16", (1e-2, 2e-2)), ("mixed_bfloat16", (2e-2, 3e-2))]
 )
 def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, rounding, limits):
-    """With silu: the slope of relu jumps where rounding moves a unit over its corner."""
+    """Uses silu, because the slope of relu jumps where rounding moves a unit over its corner."""
     floats, vectors = rankers.random_input(batch=64, dims=(4, 4))
     mix = np.random.default_rng(3).normal(size=(64, 2)).astype(np.float32)
     result = {}
@@ -195,7 +195,7 @@ def test_products_of_sides_filled_up_are_those_of_the_sides_as_they_are(leading,
 
 
 def test_on_gpu_alone_wide_bfloat16_products_have_sides_filled_up():
-    """For matrix units, which take no others; float32 ones and narrow ones are left as they are."""
+    """Matrix units require aligned sides. Float32 products and narrow ones are left unpadded."""
 
     def pads(platform, precision, size, width):
         def loss(x, kernel):

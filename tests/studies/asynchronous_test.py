@@ -177,7 +177,7 @@ def trained(store, workdir, workers, schedule_seed=0, **changes):
 
 
 def test_one_worker_is_synchronous_training_to_the_bit(store, tmp_path):
-    """With everything that depends on the step or on earlier batches, and a shorter last call."""
+    """Covers all settings that depend on the step or earlier batches, and a shorter last call."""
     changes = dict(num_steps=15, ema_decay=0.9)
     model = tiny.config().model
     model.dropout, model.norm = 0.1, "batch"

@@ -71,7 +71,7 @@ def restored(job, workdir):
 
 
 def check(whole, folder, kind, seed):
-    """Whether the damage was seen; if not, it changed nothing."""
+    """Returns True if the damage was reported. Otherwise checks that it changed nothing."""
     workdir, job, state = whole
     shutil.copytree(workdir / "checkpoints" / "16", folder / "checkpoints" / "16")
     path = damage(folder / "checkpoints" / "16", kind, random.Random(seed))

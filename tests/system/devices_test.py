@@ -99,7 +99,7 @@ def widened(x):
 
 
 def largest_difference(actual, expected):
-    """Of any number, over the largest of its array."""
+    """Largest difference of two numbers, relative to the largest number of their array."""
     return max(
         np.abs(np.asarray(f, np.float64) - e).max() / max(np.abs(e).max(), 1e-3)
         for f, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
@@ -108,7 +108,7 @@ def largest_difference(actual, expected):
 
 @pytest.mark.parametrize(("variant", "steps", "bits", "tolerance"), RUNS, ids=str)
 def test_many_devices_give_the_model_of_one(variant, steps, bits, tolerance):
-    """In float32 by native code, where there is any."""
+    """Native code, where there is any, computes in float32."""
     row_optimizer, placement, devices, replicas, changes = variant
     settings = dict(steps=steps, wide=bits == 64)
     with jax.enable_x64(bits == 64):

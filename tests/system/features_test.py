@@ -1,5 +1,4 @@
-"""What the values of raw data become: from text to the vectors that a model reads, against plain
-Python on the raw values."""
+"""Values from raw text to the vectors that a model reads, compared with plain Python."""
 
 import collections
 import csv
@@ -73,7 +72,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def batches(data):
-    """Of each split all examples, as one batch with the vectors that were looked up for it."""
+    """All examples of each split, as one batch with the vectors that were looked up for it."""
     store, splits = data
     lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
     mesh = meshes.make_mesh(devices=1)

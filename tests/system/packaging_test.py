@@ -1,4 +1,4 @@
-"""What is built of the project holds all that a run needs."""
+"""The wheel and the sdist contain everything that a run needs."""
 
 import ast
 import importlib.metadata

@@ -58,7 +58,7 @@ def popen(command, env, **more):
 
 
 def ended(several):
-    """What became of processes; none outlives this."""
+    """Waits for processes and returns their results. Terminates those that remain."""
     try:
         lines = [p.communicate(timeout=SECONDS) for p in several]
     finally:
@@ -207,14 +207,14 @@ def two(store, trained, tmp_path_factory):
 
 
 def became(two, name):
-    """What became of a command in both processes."""
+    """Results of a command in both processes."""
     folder, last = two
     assert (folder / f"{name}.0.json").exists(), last[0].stderr + last[1].stderr
     return [json.loads((folder / f"{name}.{i}.json").read_text()) for i in (0, 1)]
 
 
 def succeeded(two, name):
-    """What the first process wrote; the second is silent."""
+    """Output of the first process. Checks that both succeeded and the second wrote nothing."""
     first, second = became(two, name)
     assert (first["status"], first["error"]) == (0, "")
     assert (second["status"], second["error"], second["out"]) == (0, "", "")

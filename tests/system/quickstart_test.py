@@ -17,7 +17,7 @@ def logloss(p, y):
 
 @pytest.mark.slow
 def test_the_main_job_gains_most_of_what_can_be_gained(tmp_path):
-    """In one pass over half of its data."""
+    """One pass over half of its data is enough."""
     args = [f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.num_epochs=1"]
     args += ["--config.source.rows.train=1000000", "--config.source.rows.valid=100000"]
     result = run("train", *args)

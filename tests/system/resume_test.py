@@ -24,7 +24,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def shared_programs(_programs, monkeypatch):
-    """As for whole modules, but the first test below counts the programs of its runs."""
+    """Shares programs in single tests, because the first test below counts those of its runs."""
     share_programs(monkeypatch, _programs)
 
 
@@ -42,7 +42,7 @@ def programs(monkeypatch):
 
 
 def saved(workdir):
-    """What is known of the newest checkpoint: checksums, position, and what watches the run."""
+    """Checksums, position and monitor of the newest checkpoint."""
     newest = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
     result = json.loads((newest / "run" / "metadata").read_text())
     assert len(result["checksums"]["training"]) > 10
@@ -61,7 +61,7 @@ def assert_same_run(workdir, unbroken):
 def test_a_run_that_resumes_equals_the_unbroken_one(
     variants, tmp_path, programs, monkeypatch, name
 ):
-    """It breaks off behind its second evaluation, before the checkpoint of that one is saved."""
+    """Interrupts a run after its second evaluation, before the checkpoint of that one is saved."""
     unbroken, result, _ = variants.unbroken(name)
     programs.clear()
     share_programs(monkeypatch, {})
@@ -138,7 +138,7 @@ def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_resumes(variants, 
 def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
     variants, tmp_path, monkeypatch, executions
 ):
-    """Of executions of two steps; after four of them a checkpoint is there already."""
+    """Executions have two steps. After four of them a checkpoint exists already."""
     step, inputs, in_vain = 2 * executions, [], []
     following, waiting = TrainBatches.__next__, DevicePrefetcher.wait
 

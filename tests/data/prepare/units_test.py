@@ -353,7 +353,7 @@ def test_the_config_of_the_docs_prepares_what_it_says(tmp_path, monkeypatch):
 
 
 def test_a_store_at_a_url_that_needs_a_package_is_rejected():
-    """At least one of the packages for these kinds of URL is assumed to be missing."""
+    """The test assumes that a package for one of these kinds of URL is missing."""
 
     def is_missing(protocol):
         try:

@@ -591,7 +591,7 @@ def test_a_line_of_null_values_only_has_no_value(tmp_path):
 
 
 def test_a_record_is_reported_as_the_file_has_it(tmp_path, small):
-    """In any part, among invalid lines, after skipped records, and in another column order."""
+    """Covers any part, invalid lines, skipped records before it, and another column order."""
     rows = "".join(f'{i},"NULL",\n' if i % 3 else f"NULL,{i}\n" for i in range(2, 100))
     (tmp_path / "a.csv").write_text("price,n,name\n0,NULL,NULL\n")
     path = tmp_path / "b.csv"

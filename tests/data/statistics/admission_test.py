@@ -1,4 +1,4 @@
-"""Which ids have a row after further days, compared with dictionaries and sorting."""
+"""Ids that have a row after further days equal those found with dictionaries and sorting."""
 
 import collections
 
@@ -93,7 +93,7 @@ LIMITS = [
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_rows_and_waiting_ids_are_those_of_plain_python(limits, seed):
-    """Newborn ids, dying ids, a day in two parts, a day without ids, and a day that comes late."""
+    """New ids, ids that disappear, a day in two parts, a day without ids, and a late day."""
     random = np.random.default_rng(seed)
     days = []
     for day in (20, 21, 22, 22, 23, 18, 26, 27):
