@@ -17,7 +17,7 @@ import numpy as np
 from jaxrank import mesh as meshes
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.program import CompiledSteps
-from jaxrank.step import TrainState, weights_of
+from jaxrank.step import TrainState, prediction_weights
 
 _EXAMPLES = 16_384  # per statistic: its error is under 1% of the standard deviation
 _LEAST_BATCHES = 8
@@ -42,7 +42,7 @@ def reestimated(
         batches: batches of single steps that no other code reads.
         step: number of steps done.
     """
-    weights = weights_of(state)
+    weights = prediction_weights(state)
     steps = steps_read(program.shape.batch_size, step)
     batch_moments: list[tuple[Any, float]] = []
     if weights.model_state and program.has_moments:

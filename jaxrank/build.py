@@ -27,7 +27,7 @@ from jaxrank.program import Predictor
 from jaxrank.run_schedule import RunSchedule
 
 
-def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
+def table_dims(schema: Schema, config: ConfigDict) -> dict[str, int]:
     """Returns the dimension of each table of `schema`, according to `config.embedding`.
 
     Raises:
@@ -255,7 +255,7 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
     placements = to_plain(config.embedding.placements)
     validate.matched("embedding.placements", "table", names, placements)
     if config.optim.dense.lr_multipliers:
-        layout = layouts.layout(schema, dims_of(schema, config.embedding))
+        layout = layouts.layout(schema, table_dims(schema, config.embedding))
         optimizer, *_ = make_optimizers(config, num_steps=1)
         jax.eval_shape(optimizer.init, weights_shape(config, layout).params)
 
@@ -286,7 +286,7 @@ def make_list_room(config: ConfigDict, split: Split, schema: Schema, steps: int)
     fields = ("shards", "window_blocks", "order", "list_slack", "on_overflow")
     return list_room(
         split,
-        layouts.layout(schema, dims_of(schema, config.embedding)),
+        layouts.layout(schema, table_dims(schema, config.embedding)),
         batch_size=config.batch_size,
         steps=steps,
         seed=config.seed,
@@ -300,7 +300,7 @@ def make_workload(config: ConfigDict, schema: Schema, lists: ListRoom) -> Worklo
     Raises:
         InputError: a field of the config has an invalid value.
     """
-    dim_of = dims_of(schema, config.embedding)
+    dim_of = table_dims(schema, config.embedding)
     single = meshes.make_mesh(devices=1)
     return Workload(
         dim_of=dim_of,

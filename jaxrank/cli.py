@@ -58,8 +58,8 @@ def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
         value_of_previous = i > 0 and rest[i - 1].startswith("--config.") and "=" not in rest[i - 1]
         if takes_config and (arg.startswith("--config.") or value_of_previous):
             continue
-        near = difflib.get_close_matches(arg.split("=")[0], flags, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        similar = difflib.get_close_matches(arg.split("=")[0], flags, 1)
+        hint = f" Did you mean {similar[0]}?" if similar else ""
         raise InputError(f"unknown argument {arg!r}.{hint} Try `{parser.prog} --help`.")
 
 
@@ -173,7 +173,7 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.aot import report as compile_report
-    from jaxrank.aot.compile import check_names, compile_for
+    from jaxrank.aot.compile import check_names, compile_slices
 
     names = check_names(args.topology)
     if args.picture and not args.scaling:
@@ -181,7 +181,9 @@ def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
             "--picture needs --scaling, whose result it draws: found --picture without it."
         )
     compiled = list(
-        compile_for(args.config, names, workdir=args.workdir, scaling=args.scaling, report=report)
+        compile_slices(
+            args.config, names, workdir=args.workdir, scaling=args.scaling, report=report
+        )
     )
     report(compile_report.describe(compiled))
     if args.picture and compile_report.draw(compiled, args.picture):
@@ -287,8 +289,8 @@ def _gate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.evaluation.follow import follow
 
-    which = _which(args)
-    if which.pop("checkpoint") != "newest":
+    settings = _which(args)
+    if settings.pop("checkpoint") != "newest":
         raise InputError(
             "--follow scores every checkpoint, so --checkpoint must not be set: found"
             f" --checkpoint={args.checkpoint}."
@@ -298,7 +300,7 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
             name = f"--{flag.replace('_', '-')}"
             raise InputError(f"{name} must be used without --follow: found {name}={value}.")
     every = {} if args.every is None else {"every_seconds": args.every}
-    result = follow(args.workdir, **which, **every, report=report)
+    result = follow(args.workdir, **settings, **every, report=report)
     _progress(args, report)(f"The run has ended; TensorBoard: tensorboard --logdir={result.output}")
     return result._asdict()
 
@@ -345,9 +347,9 @@ def _predict_bundle(args: argparse.Namespace, report: Callable) -> dict[str, Any
 
 
 def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    which = dict(output=args.output, checkpoint=args.checkpoint, data=args.data)
+    settings = dict(output=args.output, checkpoint=args.checkpoint, data=args.data)
     if args.format == "bundle":
-        return _export_bundle(args, which, report)
+        return _export_bundle(args, settings, report)
     for flag, default in BUNDLE_FLAGS.items():
         if (value := getattr(args, flag)) != default:
             raise InputError(
@@ -356,7 +358,7 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
             )
     from jaxrank.export.write import export
 
-    result = export(args.workdir, **which)
+    result = export(args.workdir, **settings)
     report(
         f"{result.rows:,} rows of {result.tables} tables and {result.parameters:,} parameters of"
         f" {result.checkpoint}: {result.output}"
@@ -366,7 +368,7 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _export_bundle(
-    args: argparse.Namespace, which: dict[str, str], report: Callable
+    args: argparse.Namespace, settings: dict[str, str], report: Callable
 ) -> dict[str, Any]:
     from jaxrank.export.bundle import export_bundle
     from jaxrank.export.signature import Requests
@@ -374,7 +376,7 @@ def _export_bundle(
 
     result = export_bundle(
         args.workdir,
-        **which,
+        **settings,
         tables=args.tables,
         requests=Requests.parse(args.context, args.default),
         hash_key_file=args.hash_key_file,
@@ -404,7 +406,7 @@ def _study(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         study,
         args.config,
         files.directory(args.workdir),
-        registry.options_of(study, vars(args)),
+        registry.make_options(study, vars(args)),
         command=args.config_command,
         jobs=args.jobs,
         report=report,
@@ -447,8 +449,8 @@ def _compare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.evaluation import comparison_text
     from jaxrank.evaluation.compare import compare
 
-    which = {name: getattr(args, name) for name in ("data", "split", "batch_size", "by")}
-    result = compare(args.runs, **which, report=report)
+    settings = {name: getattr(args, name) for name in ("data", "split", "batch_size", "by")}
+    result = compare(args.runs, **settings, report=report)
     report(comparison_text.describe(result))
     if args.picture:
         from jaxrank import plots
@@ -646,7 +648,7 @@ def run(argv: Sequence[str]) -> None:
         except (InputError, RunError, StoppedError, OSError):
             raise
         except Exception as error:
-            if not (line := extensions.line_of(error)):
+            if not (line := extensions.user_code_line(error)):
                 raise
             text = " ".join(str(error).split())[:600]
             raise InputError(f"{line}: {type(error).__name__}: {text}") from error
@@ -719,7 +721,7 @@ def main() -> NoReturn:
     faulthandler.enable(2)  # prints the stack at a fatal signal, such as SIGBUS of a failing disk
     status, interrupted = 0, False
     try:
-        with signals.end_at_second(), signals.raised_again(), signals.not_in_native_imports():
+        with signals.end_at_second(), signals.reraise_interrupt(), signals.not_in_native_imports():
             run(sys.argv[1:])
     except FailedCheckError as error:
         status = _print_error(f"error: {error}", error.exit_status, has_result=True)

@@ -29,11 +29,11 @@ from jaxrank.validate import (
     PLACEMENTS,
     Rules,
     Variants,
-    default_of,
     field,
+    field_default,
+    field_rules,
     is_mapping,
     parse,
-    rules_of,
 )
 
 
@@ -535,7 +535,7 @@ def default(model: str = "") -> ConfigDict:
     """
     config = _Root(_defaults(Config))
     config.source = ConfigDict()
-    features = {f.name: default_of(f) for f in dataclasses.fields(FeatureSpec)}
+    features = {f.name: field_default(f) for f in dataclasses.fields(FeatureSpec)}
     config.features = ConfigDict(
         {k: v if isinstance(v, str | bool) else [] for k, v in features.items()},
         type_safe=False,  # a text may replace a list with one entry
@@ -556,7 +556,7 @@ def _defaults(section: type) -> ConfigDict:
     """Returns the defaults of a section. Sections that depend on the data or a name are empty."""
     config = ConfigDict()
     for entry in dataclasses.fields(section):
-        value = default_of(entry)
+        value = field_default(entry)
         if dataclasses.is_dataclass(value):
             value = _defaults(type(value))
         config[entry.name] = ConfigDict() if value in (None, {}) else value
@@ -591,7 +591,7 @@ def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
     paths = []
     kinds = typing.get_type_hints(section)
     for entry in dataclasses.fields(section):
-        rules, path = rules_of(entry), f"{where}{entry.name}"
+        rules, path = field_rules(entry), f"{where}{entry.name}"
         if dataclasses.is_dataclass(kinds[entry.name]):
             paths += _named(kinds[entry.name], f"{path}.", patterns)
         elif is_mapping(kinds[entry.name]) or _has_settings(rules):

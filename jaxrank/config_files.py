@@ -121,8 +121,8 @@ def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:
             section = section[int(parent[1:-1]) if parent[0] == "[" else parent]
     except (KeyError, IndexError, TypeError):
         return False
-    takes = isinstance(section, ConfigDict | dict) and path.endswith(f".{name}")
-    if not takes or not isinstance(section.get(name, []), list | tuple):
+    is_parent = isinstance(section, ConfigDict | dict) and path.endswith(f".{name}")
+    if not is_parent or not isinstance(section.get(name, []), list | tuple):
         return False
     with contextlib.ExitStack() as stack:
         if isinstance(section, ConfigDict):
@@ -235,7 +235,7 @@ def _loaded(path: str | Path) -> ConfigDict:
                 raise InputError(f"--config: {path}: {must}.")
             config = module.get_config(*arguments)
     except (Exception, SystemExit) as error:  # it is the user's program
-        line = line_of(error, str(path))
+        line = error_line(error, str(path))
         if isinstance(error, InputError):
             raise (InputError(f"--config: {line}: {error}") if line else error) from error
         text = " ".join(str(error).split())
@@ -252,7 +252,7 @@ def _loaded(path: str | Path) -> ConfigDict:
     return config
 
 
-def line_of(error: BaseException, path: str) -> str:
+def error_line(error: BaseException, path: str) -> str:
     """Returns FILE:LINE of the last line of user code in the traceback, or an empty text.
 
     User code is a config file and the modules that it imports, without libraries.

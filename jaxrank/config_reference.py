@@ -14,7 +14,7 @@ from jaxrank.data.sources import registry
 from jaxrank.embedding import ROW_OPTIMIZERS
 from jaxrank.models.fields import SECTIONS
 from jaxrank.models.registry import RANKER
-from jaxrank.validate import default_of, rules_of
+from jaxrank.validate import field_default, field_rules
 
 _INTRODUCTION = """# Config reference
 
@@ -61,7 +61,7 @@ def sections(models: Iterable[str], losses: Iterable[str]) -> Iterator[Section]:
             if _value(kind):
                 yield Section(f"model.{part}[name]", f"model.{part}[name]", _value(kind))
     for name in losses:
-        if dataclasses.fields(settings := task_losses.settings_of(name)):
+        if dataclasses.fields(settings := task_losses.loss_settings(name)):
             yield Section(f'task_losses.TASK, name "{name}"', "task_losses.TASK", settings)
     for name in ("dense", "tables"):
         path = f"optim.{name}"
@@ -91,7 +91,7 @@ def _value(kind: Any) -> Any:
 def rows(section: Section) -> Iterator[tuple[str, str, str, str, str]]:
     """Yields name, default, unit, allowed values and help of each field of a section."""
     for entry in dataclasses.fields(section.declaration):
-        value, rules = default_of(entry), rules_of(entry)
+        value, rules = field_default(entry), field_rules(entry)
         if section.declaration is Config and (value is None or _is_section(value, entry.name)):
             continue
         shown = "" if value is dataclasses.MISSING else repr(value)
@@ -111,8 +111,8 @@ def markdown() -> str:
     """Returns the page docs/config.md, for the built-in models."""
     lines = [_INTRODUCTION]
     for section in sections([RANKER], _BUILT_IN_LOSSES):
-        about = (section.declaration.__doc__ or "").strip().partition("\n")[0]
-        lines += [f"## {section.title}", "", *([about, ""] if about else [])]
+        summary = (section.declaration.__doc__ or "").strip().partition("\n")[0]
+        lines += [f"## {section.title}", "", *([summary, ""] if summary else [])]
         lines += [
             "| field | default | unit | allowed | meaning |",
             "| --- | --- | --- | --- | --- |",

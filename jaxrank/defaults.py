@@ -65,7 +65,7 @@ class Data(NamedTuple):
     in_order: bool
 
 
-def data_of(split: Split, schema: Schema, order: str) -> Data:
+def measure_data(split: Split, schema: Schema, order: str) -> Data:
     """Returns the properties of a training split.
 
     Process 0 estimates the effects of features from some blocks and sends them to all processes.

@@ -152,7 +152,7 @@ def importing_from(folder: Path) -> Iterator[None]:
             sys.path.remove(str(folder))
 
 
-def line_of(error: BaseException) -> str:
+def user_code_line(error: BaseException) -> str:
     """Returns the last line of user code in the traceback of an error, such as "FILE, line 3".
 
     User code is the files that registered something. Empty if the error is not of them.

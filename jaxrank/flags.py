@@ -517,8 +517,8 @@ def _compare_data(sub: argparse.ArgumentParser) -> None:
     group = sub.add_argument_group(
         "thresholds", "the exit status is 1 if a feature exceeds one of them"
     )
-    for name, what in _THRESHOLDS.items():
-        group.add_argument(f"--max-{name}", type=float, metavar="X", help=f"largest {what}")
+    for name, meaning in _THRESHOLDS.items():
+        group.add_argument(f"--max-{name}", type=float, metavar="X", help=f"largest {meaning}")
 
 
 def _selftest(sub: argparse.ArgumentParser) -> None:

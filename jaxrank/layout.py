@@ -275,7 +275,7 @@ def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
     return counts
 
 
-def batch_of(
+def make_batch(
     make: Callable[[tuple[int, ...], type], Any],
     layout: Layout,
     rows: int,

@@ -45,9 +45,9 @@ def poisson(logs: jax.Array, labels: jax.Array) -> jax.Array:
     the slope that the curve has there.
     """
     x = jnp.minimum(logs, LOG_COUNT_LIMIT)
-    some = labels > 0
-    ratio = x - jnp.log(jnp.where(some, labels, 1))
-    curve = jnp.where(some, labels * (jnp.expm1(ratio) - ratio), jnp.exp(x))
+    is_positive = labels > 0
+    ratio = x - jnp.log(jnp.where(is_positive, labels, 1))
+    curve = jnp.where(is_positive, labels * (jnp.expm1(ratio) - ratio), jnp.exp(x))
     return curve + (math.exp(LOG_COUNT_LIMIT) - labels) * jnp.maximum(logs - LOG_COUNT_LIMIT, 0)
 
 
@@ -105,7 +105,7 @@ def columns(array: jax.Array, indices: np.ndarray) -> jax.Array:
     )
 
 
-def columns_of(kind: Any, kinds: Sequence[Any]) -> np.ndarray:
+def task_indices(kind: Any, kinds: Sequence[Any]) -> np.ndarray:
     """Returns the indices of the tasks of a kind, i[m], rising."""
     return np.flatnonzero([other == kind for other in kinds])
 
@@ -116,7 +116,7 @@ def _select_kind(
     """Applies each function once, to all columns of its kind. `kinds` may be any objects."""
     if len(kinds) != arrays[0].shape[1]:
         raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: found {kinds}.")
-    columns_by_kind = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
+    columns_by_kind = {kind: task_indices(kind, kinds) for kind in dict.fromkeys(kinds)}
     parts = [functions[k](*(columns(a, i) for a in arrays)) for k, i in columns_by_kind.items()]
     if len(parts) == 1:
         return parts[0]
@@ -162,10 +162,10 @@ def per_task(
         total_weight: f[T], sum(w) over the global batch.
         functions: losses of the T tasks.
     """
-    some = total_weight > 0
+    is_positive = total_weight > 0
     by_function = {function: function for function in functions}
     each = weights * _select_kind(by_function, functions, known(logits, weights), labels)
-    return jnp.where(some, each.sum(0) / jnp.where(some, total_weight, 1), 0)
+    return jnp.where(is_positive, each.sum(0) / jnp.where(is_positive, total_weight, 1), 0)
 
 
 def weighted_loss(

@@ -41,23 +41,23 @@ def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
         InputError: the numbers do not fit the available devices.
     """
     available = jax.devices()
-    return mesh_of(available[: used(devices, len(available))], replicas)
+    return device_mesh(available[: used(devices, len(available))], replicas)
 
 
-def used(devices: int, there: int) -> int:
+def used(devices: int, present: int) -> int:
     """Returns the number of devices that a run uses. 0 stands for all of the available devices.
 
     Raises:
         InputError: fewer devices are available.
     """
-    if devices > there:
+    if devices > present:
         raise InputError(
-            f"mesh.devices must be at most {there}, the number of devices: found {devices}."
+            f"mesh.devices must be at most {present}, the number of devices: found {devices}."
         )
-    return devices or there
+    return devices or present
 
 
-def mesh_of(devices: Any, replicas: int) -> Mesh:
+def device_mesh(devices: Any, replicas: int) -> Mesh:
     """Makes a mesh of these devices, in this order.
 
     Raises:

@@ -19,7 +19,7 @@ from jaxrank.base_rates import BaseRates
 from jaxrank.embedding import Lookup
 from jaxrank.errors import InputError
 from jaxrank.features import Batch
-from jaxrank.layout import Layout, batch_of, ids_of_device
+from jaxrank.layout import Layout, ids_of_device, make_batch
 from jaxrank.metrics import sums as metrics
 from jaxrank.models import Model
 from jaxrank.runtime import processes
@@ -49,7 +49,7 @@ class BatchShape:
             return jax.ShapeDtypeStruct((*leading, *shape), dtype)
 
         logit_correction = layout.schema.logit_correction_columns
-        return batch_of(
+        return make_batch(
             array, layout, self.batch_size, self.group, self.capacities, logit_correction
         )
 
@@ -80,8 +80,8 @@ class Predictor:
         self.model, self.embedding = model, embedding
         self.mesh = mesh = embedding.mesh
         if embedding.is_on_cpu:
-            by = "native code" if embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
-            processes.check_same("what works on rows and layers", by)
+            backend = "native code" if embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
+            processes.check_same("what works on rows and layers", backend)
         self.weights_shape = steps.weights_shape(
             model, embedding.layout, learns_task_weights=learns_task_weights
         )

@@ -16,13 +16,13 @@ from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates, short_summary
 from jaxrank.build import (
     check_names,
-    dims_of,
     make_base_rates,
     make_list_room,
     make_run_schedule,
     make_step_spec,
     make_workload,
     model_fields,
+    table_dims,
     trained_tasks,
     untrained,
     watched_metric,
@@ -271,7 +271,7 @@ def build(
     metric = watched_metric(config, store.schema)
     split = store.split(config.data.train, "data.train")
     config = defaults.choose(
-        config, defaults.data_of(split, store.schema, config.data.order), report
+        config, defaults.measure_data(split, store.schema, config.data.order), report
     )
     run_schedule = make_run_schedule(config, split.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
@@ -296,7 +296,7 @@ def build(
         store.schema,
         mesh,
         kept,
-        dim_of=dims_of(store.schema, config.embedding),
+        dim_of=table_dims(store.schema, config.embedding),
         placement=config.embedding.placement,
         placements=config_files.to_plain(config.embedding.placements),
         make_workload=functools.partial(make_workload, config, store.schema, lists),
@@ -652,7 +652,7 @@ def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -
         known, positives = tasks[task]["known"], tasks[parent]["positives"]
         if not known or not known <= positives < tasks[parent]["known"]:
             continue
-        if not _is_known_without(split, names.index(task), names.index(parent)):
+        if not _has_label_without_parent(split, names.index(task), names.index(parent)):
             raise InputError(
                 f"model.parents: labels of {task!r} must be known where {parent!r} is 0, and be 0"
                 f" there, because {task!r} predicts both together: found {known:,} known labels in"
@@ -661,7 +661,7 @@ def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -
             )
 
 
-def _is_known_without(split: Split, task: int, parent: int) -> bool:
+def _has_label_without_parent(split: Split, task: int, parent: int) -> bool:
     """Returns True if the first blocks have a known label of a task whose parent is 0."""
     for index in range(min(_LOOKED_AT, len(split.block_rows))):
         labels = split.read_block(index).labels

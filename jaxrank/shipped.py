@@ -15,6 +15,6 @@ def configs() -> dict[str, str]:
     """Returns {name of a config: first line of its docstring}."""
     lines = {}
     for path in sorted(folder("configs").glob("*.py")):
-        about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        lines[path.stem] = about.partition("\n")[0]
+        summary = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        lines[path.stem] = summary.partition("\n")[0]
     return lines

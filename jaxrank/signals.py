@@ -58,7 +58,7 @@ def _count(reader: socket.socket, apart_seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def raised_again() -> Iterator[None]:
+def reraise_interrupt() -> Iterator[None]:
     """Raises a KeyboardInterrupt that was dropped within the block again in the main thread.
 
     Python drops exceptions in callbacks of the garbage collector, for example the callback of JAX.

@@ -77,7 +77,7 @@ def trained(state: TrainState) -> Weights:
     return Weights(state.params, state.model_state, state.bias, state.scale, rows)
 
 
-def weights_of(state: TrainState) -> Weights:
+def prediction_weights(state: TrainState) -> Weights:
     """Returns the weights that predict: the moving average, if there is one."""
     return state.average or trained(state)
 
@@ -323,15 +323,15 @@ def compute_gradients(step_spec: StepSpec, pulled: Pulled, batch: Batch) -> Grad
     embedding = step_spec.embedding
     total = functools.partial(meshes.total, embedding.mesh)
     total_weight, counted = total((batch.weights.sum(0), _counts(batch).sum()))
-    inputs_of = functools.partial(_training_inputs, embedding, batch, counted)
+    make_inputs = functools.partial(_training_inputs, embedding, batch, counted)
 
-    def loss_of(params, vectors):
-        logits, model_state = _trained_on(step_spec, pulled, params, inputs_of(vectors))
+    def compute_loss(params, vectors):
+        logits, model_state = _training_logits(step_spec, pulled, params, make_inputs(vectors))
         loss = _loss(step_spec, params, pulled.scale, logits, batch, total_weight)
         return loss, (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
-        loss_of, argnums=(0, 1), has_aux=True
+        compute_loss, argnums=(0, 1), has_aux=True
     )(pulled.params, pulled.vectors)
     traffic = metrics.traffic_weights(batch.weights, batch.labels, batch.logit_correction)
     sums = metrics.batch_sums(logits, batch.labels, traffic, step_spec.kinds)
@@ -467,7 +467,7 @@ def _key(seed: int, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def _trained_on(
+def _training_logits(
     step_spec: StepSpec, pulled: Pulled, params: Any, inputs: Inputs
 ) -> tuple[jax.Array, Any]:
     """Returns the outputs for this device's share of a batch, and the new statistics."""

@@ -79,7 +79,7 @@ def register(name: str, *, kinds: Sequence[str] = KINDS) -> Callable[[Code], Cod
         check_choice(f"kinds of loss {name!r}", kind, KINDS)
 
     def registered(code: Code) -> Code:
-        section = code if inspect.isclass(code) else _settings_of(code)
+        section = code if inspect.isclass(code) else _make_settings(code)
         parameters = getattr(section, "__dataclass_params__", None)
         if parameters is None or not parameters.frozen:
             raise InputError(
@@ -96,7 +96,7 @@ def register(name: str, *, kinds: Sequence[str] = KINDS) -> Callable[[Code], Cod
     return registered
 
 
-def _settings_of(function: Callable[..., Any]) -> type:
+def _make_settings(function: Callable[..., Any]) -> type:
     """Makes a dataclass of the keyword arguments of a loss that is a function."""
     hints = typing.get_type_hints(function)
     entries: list[tuple[str, Any, Any]] = []
@@ -178,12 +178,12 @@ def names() -> list[str]:
     return sorted(_LOSSES)
 
 
-def settings_of(name: str) -> type:
+def loss_settings(name: str) -> type:
     """Returns the dataclass with the settings of a registered loss."""
     return _LOSSES[name].settings
 
 
-def name_of(entry: Any) -> str:
+def loss_name(entry: Any) -> str:
     """Returns the name of the loss in an entry of `config.task_losses`. Empty: of the kind."""
     return entry.get(_NAME, "") if isinstance(entry, Mapping) else entry
 
@@ -213,7 +213,7 @@ def _task_loss(task: Task, entry: Any) -> losses.Elementwise:
     where = f"{_SECTION}.{task.name}"
     is_entry = isinstance(entry, str | Mapping)
     require(is_entry, where, "the name of a loss, or a dict with its name and settings", entry)
-    name = name_of(entry) or losses.DEFAULT_OF_KIND[task.kind]
+    name = loss_name(entry) or losses.DEFAULT_OF_KIND[task.kind]
     if name not in _LOSSES:
         extensions.load_packages()
     check_choice(where, name, names(), extensions.hint(LOSS))

@@ -35,7 +35,7 @@ from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.runtime.stop import Asked, ShutdownSignal
 from jaxrank.runtime.watchdog import Watchdog
-from jaxrank.step import TrainState, Weights, weights_of
+from jaxrank.step import TrainState, Weights, prediction_weights
 from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.phases import PhaseTimer
@@ -149,10 +149,10 @@ def train(
             num_steps=run.run_schedule.num_steps,
         )
 
-        def milestones_of(watch: Watchdog) -> Milestones:
+        def make_milestones(watch: Watchdog) -> Milestones:
             return Milestones(run, recorder, writer, watch, timer, report_once)
 
-        state, scores = _execute(run, state, recorder, profiler, milestones_of, last, timer)
+        state, scores = _execute(run, state, recorder, profiler, make_milestones, last, timer)
         timer.enter("evaluation")
         result = _result(run, state, scores, recorder.examples_per_second, timer)
         result = result._replace(trained_steps=result.step - first_step)
@@ -195,7 +195,7 @@ def _execute(
     state: TrainState,
     recorder: Recorder,
     profile_of_steps: Profile,
-    milestones_of: Callable[[Watchdog], "Milestones"],
+    make_milestones: Callable[[Watchdog], "Milestones"],
     last: LastBatches,
     timer: PhaseTimer,
 ) -> tuple[TrainState, dict[int, scoring.Scores]]:
@@ -211,7 +211,7 @@ def _execute(
         Watchdog(run.config.watch.hang_seconds) as watch,
         profile_of_steps as profiler,
     ):
-        milestones = milestones_of(watch)
+        milestones = make_milestones(watch)
         session = loop.Session(
             train=run.program.train,
             steps_per_execution=run.steps_per_execution,
@@ -246,7 +246,7 @@ def _summarise(run: Run, result: Result, described: str, page: bool) -> None:
             result,
             config=run.config,
             store=run.store,
-            tables=summary.tables_of(run.schema, run.hot),
+            tables=summary.describe_tables(run.schema, run.hot),
             devices=f"{run.program.mesh.size} x {meshes.platform(run.program.mesh)}",
             description=described,
         )
@@ -260,7 +260,7 @@ def _choose_defaults(config: ConfigDict, directory: Path, init_from: str) -> Con
         if (directory / "config.json").is_file():
             return defaults.inherit(config, workdirs.load_config(directory))
         if init_from:
-            older, _ = start.workdir_of(init_from)
+            older, _ = start.parse_source(init_from)
             return defaults.inherit(config, workdirs.load_config(older))
     return config
 
@@ -376,7 +376,7 @@ class Milestones:
     def _save(
         self, step: int, state: TrainState, metric: float | None, worse: Iterable[str] = ()
     ) -> None:
-        if not self._run.program.is_finite(weights_of(state)):
+        if not self._run.program.is_finite(prediction_weights(state)):
             raise RunError(
                 f"step {step}: parameters and tables must be finite: found NaN or infinity."
                 f" The last good checkpoint is {self._recorder.checkpoint}."
@@ -396,7 +396,7 @@ class Milestones:
 
     def _evaluate(self, step: int, state: TrainState, split: str) -> scoring.Scores:
         run = self._run
-        scores = _scores(run, weights_of(state), split)
+        scores = _scores(run, prediction_weights(state), split)
         day = split.partition("/")[2] if run.run_schedule.next_days else ""
         if day:
             run.history.day_scores.add(step, day, scores.metrics)
@@ -404,8 +404,8 @@ class Milestones:
         if processes.is_first():
             self._writer.image(step, "reliability", draw_reliability(scores.buckets))
         self._writer.flush()
-        on = f", on {day}" if day else ""
-        self._report(evaluation_line(f"step {step}{on}", scores.metrics, _untrained(run)))
+        suffix = f", on {day}" if day else ""
+        self._report(evaluation_line(f"step {step}{suffix}", scores.metrics, _untrained(run)))
         return scores
 
 
@@ -477,7 +477,7 @@ def _result(
 
 def _checkpoint_scores(run: Run, state: TrainState, step: int) -> scoring.Scores:
     """Scores the checkpoint of `step`, which this command did not score during training."""
-    weights = weights_of(state)
+    weights = prediction_weights(state)
     if step != int(state.step):
         predictor = run.program.predictor
         weights = run.checkpoints.restore_weights(

@@ -155,12 +155,12 @@ def field(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def rules_of(field: dataclasses.Field) -> Rules:
+def field_rules(field: dataclasses.Field) -> Rules:
     """Returns the declaration of a field, without any rules if `field` did not make it."""
     return field.metadata.get("rules", _NO_RULES)
 
 
-def default_of(field: dataclasses.Field) -> Any:
+def field_default(field: dataclasses.Field) -> Any:
     """Returns the default of a field, or MISSING."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
@@ -191,9 +191,9 @@ def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False)
             raise no_such_field(where, key, fields)
     values: dict[str, Any] = {}
     for name, entry in fields.items():
-        place, rules = _join(where, name), rules_of(entry)
+        place, rules = _join(where, name), field_rules(entry)
         if name in section:
-            may_be_none = rules.partial and default_of(entry) is None
+            may_be_none = rules.partial and field_default(entry) is None
             if may_be_none and _is_section(section[name]) and not _holds_any(section[name]):
                 values[name] = None
             else:
@@ -201,14 +201,14 @@ def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False)
                 values[name] = _field_value(kinds[name], section, name, place, rules, whole)
         elif complete:
             raise InputError(f"config: {place} is missing. Start from config.default().")
-        elif (default := default_of(entry)) is not dataclasses.MISSING:
+        elif (default := field_default(entry)) is not dataclasses.MISSING:
             values[name] = default
         else:
             raise InputError(
                 f"{place} is missing: found {sorted(section)}. It has no default and must be set."
             )
     for name, entry in fields.items():
-        _check_read(values, name, default_of(entry), where, rules_of(entry))
+        _check_read(values, name, field_default(entry), where, field_rules(entry))
     parsed = cls(**values)
     check = getattr(parsed, "check", None)
     if check is not None:
@@ -226,8 +226,8 @@ def check_choice(field: str, value: object, allowed: Iterable[str], hint: str = 
     """Raises InputError with the nearest name unless `value` is one of `allowed`."""
     choices = list(allowed)
     if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, 1)
-        nearest = f"Did you mean {near[0]!r}?" if near else ""
+        similar = difflib.get_close_matches(str(value), choices, 1)
+        nearest = f"Did you mean {similar[0]!r}?" if similar else ""
         if new := renames.VALUES.get(field, {}).get(str(value)):
             nearest = f"{value!r} is now {new!r}."
         must = f"one of {', '.join(map(repr, choices))}"
@@ -238,9 +238,9 @@ def no_such_field(where: str, name: str, fields: Iterable[str]) -> InputError:
     """Returns the error for an unknown field of a section that has `fields`."""
     if new := renames.now(where, name):
         return InputError(f"{_join(where, name)} is now {_join(where, new)}.")
-    near = difflib.get_close_matches(str(name), list(fields), 1)
-    hint = f" Did you mean {_join(where, near[0])}?" if near else ""
-    known = "" if near else f" There are {', '.join(sorted(fields)) or 'none'}."
+    similar = difflib.get_close_matches(str(name), list(fields), 1)
+    hint = f" Did you mean {_join(where, similar[0])}?" if similar else ""
+    known = "" if similar else f" There are {', '.join(sorted(fields)) or 'none'}."
     return InputError(f"no such field: {_join(where, name)}.{hint}{known}")
 
 

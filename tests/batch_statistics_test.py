@@ -11,7 +11,7 @@ from jaxrank import mesh as meshes
 from jaxrank.batch_statistics import reestimated, steps_read
 from jaxrank.build import make_step_spec
 from jaxrank.program import BatchShape, CompiledSteps
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 
 BATCH, STEPS = 64, 3
 
@@ -34,7 +34,7 @@ class Batches:
         pass
 
 
-def program_on(devices, layout, batch_size=BATCH, **changes):
+def make_program(devices, layout, batch_size=BATCH, **changes):
     c = tiny.config(batch_size=batch_size, **changes)
     c.model.norm, c.model.mlp_units, c.model.cross_layers = "batch", (8,), 1
     mesh = meshes.make_mesh(devices=devices)
@@ -46,26 +46,26 @@ def program_on(devices, layout, batch_size=BATCH, **changes):
     )
 
 
-def norm_of(model_state):
+def norm_statistics(model_state):
     return model_state["batch_stats"]["tower"]["norm_0"]
 
 
 @pytest.mark.parametrize(("devices", "decay"), [(1, 0.0), (8, 0.9)])
 def test_they_are_those_of_all_examples_that_count_together(devices, decay):
     layout = examples.small_layout()
-    batches, program = Batches(layout), program_on(devices, layout, ema_decay=decay)
+    batches, program = Batches(layout), make_program(devices, layout, ema_decay=decay)
     state = program.init()
     new = reestimated(program, batches, STEPS, state)
-    result = norm_of((new.average if decay else new).model_state)
-    whole = program_on(1, layout, batch_size=BATCH * STEPS)
+    result = norm_statistics((new.average if decay else new).model_state)
+    whole = make_program(1, layout, batch_size=BATCH * STEPS)
     together = jax.tree.map(lambda *parts: np.concatenate(parts), *batches.stacked)
     counted = (together.weights > 0).any(axis=1)
     assert 0 < counted.sum() < len(counted)
-    expected, count = whole.moments(weights_of(whole.init()), together, np.int32(0))
+    expected, count = whole.moments(prediction_weights(whole.init()), together, np.int32(0))
     assert count == counted.sum()
-    for name, array in norm_of(expected).items():
+    for name, array in norm_statistics(expected).items():
         np.testing.assert_allclose(result[name], array, rtol=1e-4, atol=1e-6)
-    assert result["mean"].sharding == norm_of(state.model_state)["mean"].sharding
+    assert result["mean"].sharding == norm_statistics(state.model_state)["mean"].sharding
     # Nothing else has changed, and neither has what is trained where an average predicts.
     same = new._replace(model_state=state.model_state, average=state.average)
     jax.tree.map(np.testing.assert_array_equal, same, state)

@@ -12,7 +12,7 @@ from jaxrank.errors import InputError
 COLUMNS = ["click", "p_click", "conversion", "p_conversion", "f0", "c0", "c1", "l0", "l1"]
 
 
-def schema_of(config):
+def make_schema(config):
     spec = feature_spec(config.features.to_dict())
     return provisional_schema(resolve(spec, [*COLUMNS, "l1_weight"]))
 
@@ -47,7 +47,7 @@ def bad(config, change):
 def test_names_that_no_data_can_have_are_rejected(change, message):
     config = bad(tiny.config(), change)
     with pytest.raises(InputError, match=message):
-        build.check_names(config, schema_of(config))
+        build.check_names(config, make_schema(config))
 
 
 def test_names_that_are_there_pass():
@@ -58,7 +58,7 @@ def test_names_that_are_there_pass():
     ]
     bad(config, "optim.dense.lr_multipliers['tower/*'] = 0.5")
     bad(config, "embedding.dims['c?'] = 4")
-    build.check_names(config, schema_of(config))
+    build.check_names(config, make_schema(config))
 
 
 def test_a_check_of_the_schema_comes_before_any_record_is_read(tmp_path):
@@ -77,7 +77,7 @@ def test_a_check_of_the_schema_comes_before_any_record_is_read(tmp_path):
 def test_a_task_of_weight_0_is_not_trained_unless_a_child_trains_it():
     config = tiny.config()
     config.task_weights = (0.0, 1.0)
-    schema = schema_of(config)
+    schema = make_schema(config)
     assert build.untrained(config, schema) == ("click",)
     assert build.watched_metric(config, schema) == "conversion/logloss"
     config.eval.metric = "click/auc"

@@ -79,7 +79,7 @@ def bundle(tmp_path_factory):
     """The folder of an exported model, see `bundles`. Tests must not change it."""
     import bundles  # which imports what few tests need
 
-    return bundles.export_to(tmp_path_factory.mktemp("bundle"))
+    return bundles.export_sample(tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture(scope="session")

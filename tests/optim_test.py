@@ -70,7 +70,7 @@ def test_a_run_shorter_than_its_warm_up_stays_in_it():
     assert rates([0, 4], num_steps=5, decay="linear") == pytest.approx([0.001, 0.005])
 
 
-def learning_rate_of(step):
+def rate_in_step(step):
     return 0.1 / (step + 1)
 
 
@@ -80,7 +80,7 @@ def reference(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, **h):
     if name == "adagrad":
         v += h.get("initial_accumulator", 0.1)
     for step, g in enumerate(gradients):
-        learning_rate = learning_rate_of(step)
+        learning_rate = rate_in_step(step)
         norm = np.sqrt((g**2).sum())
         if clip_norm and norm > clip_norm:
             g = g * clip_norm / norm
@@ -111,7 +111,7 @@ def run(gradients, x, **settings):
         return {"kernel": a[..., :4].reshape(*a.shape[:-1], 2, 2), "bias": a[..., 4:]}
 
     settings = dict(clip_norm=0.0, weight_decay=0.0) | settings
-    optimizer = optim.dense_optimizer(learning_rate=learning_rate_of, **settings)
+    optimizer = optim.dense_optimizer(learning_rate=rate_in_step, **settings)
     params = parts(jnp.asarray(x))
 
     def step(carry, g):
@@ -166,7 +166,7 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
     params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
     states = [
         optim.dense_optimizer(
-            learning_rate=learning_rate_of, name=name, clip_norm=0.0, weight_decay=0.1, undecayed=u
+            learning_rate=rate_in_step, name=name, clip_norm=0.0, weight_decay=0.1, undecayed=u
         ).init(params)
         for u in ((), ("bias",))
     ]
@@ -178,5 +178,5 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
 
 def optax_optimizer(name):
     if name == "adamw":
-        return optax.chain(optax.adamw(learning_rate_of, weight_decay=0.1))
-    return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(learning_rate_of))
+        return optax.chain(optax.adamw(rate_in_step, weight_decay=0.1))
+    return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate_in_step))

@@ -7,7 +7,7 @@ import tiny
 from jaxrank import mesh as meshes
 from jaxrank.build import make_predictor, make_step_spec
 from jaxrank.program import BatchShape, CompiledSteps
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 
 
 def test_one_program_serves_the_whole_run():
@@ -71,9 +71,9 @@ def test_what_predicts_is_of_the_weights_of_a_state_and_needs_nothing_else(ema_d
     program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
     c.optim.dense.name = c.optim.tables.name = "no such optimizer"
     predictor = make_predictor(c, lay, mesh, room=room)
-    assert predictor.weights_shape == weights_of(program.state_shape)
-    assert predictor.weights_sharding == weights_of(program.state_sharding)
-    weights = weights_of(program.init())
+    assert predictor.weights_shape == prediction_weights(program.state_shape)
+    assert predictor.weights_sharding == prediction_weights(program.state_sharding)
+    weights = prediction_weights(program.init())
     batch = meshes.put_batch(examples.random_batch(lay, 64, seed=0, group=8, capacity=40), mesh)
     jax.tree.map(
         np.testing.assert_array_equal,

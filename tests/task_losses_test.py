@@ -27,7 +27,7 @@ OUTPUTS = np.array([[-3.0, 2.0, 0.0], [0.5, 30.0, -30.0]])
 LABELS = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
 
 
-def of(entry, task=CLICK):
+def loss_value(entry, task=CLICK):
     (function,) = task_losses.select_losses({task.name: entry}, [task])
     return function
 
@@ -61,8 +61,10 @@ def test_a_loss_equals_its_formula(entry, expected):
         p = 1 / (1 + np.exp(-OUTPUTS))
         expected = 3 * LABELS * (1 - p) + (1 - LABELS) * p
     with jax.enable_x64(True):
-        result = of(entry)(jnp.asarray(OUTPUTS), jnp.asarray(LABELS))
-        slope = jax.grad(lambda x: of(entry)(x, jnp.asarray(LABELS)).sum())(jnp.asarray(OUTPUTS))
+        result = loss_value(entry)(jnp.asarray(OUTPUTS), jnp.asarray(LABELS))
+        slope = jax.grad(lambda x: loss_value(entry)(x, jnp.asarray(LABELS)).sum())(
+            jnp.asarray(OUTPUTS)
+        )
     np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-12)
     assert np.isfinite(slope).all()
 
@@ -72,7 +74,7 @@ def test_the_loss_of_a_task_without_an_entry_is_that_of_its_kind():
     functions = task_losses.select_losses({}, tasks)
     assert functions == (losses.logistic, losses.squared, losses.poisson)
     for task, function in zip(tasks, functions, strict=True):
-        chosen = of(losses.DEFAULT_OF_KIND[task.kind], task)
+        chosen = loss_value(losses.DEFAULT_OF_KIND[task.kind], task)
         np.testing.assert_array_equal(chosen(OUTPUTS, LABELS), function(OUTPUTS, LABELS))
 
 

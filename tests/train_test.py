@@ -26,7 +26,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation.report import format_training
 from jaxrank.run import build
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 from jaxrank.telemetry import recorder
 from jaxrank.train import train
 from jaxrank.workdir import data
@@ -129,7 +129,7 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
     saved = job.checkpoints.restore_weights(
         8, job.program.predictor.weights_shape, job.program.predictor.weights_sharding
     )
-    jax.tree.map(np.testing.assert_array_equal, weights_of(state), saved)
+    jax.tree.map(np.testing.assert_array_equal, prediction_weights(state), saved)
 
 
 def device_config(store, workdir, devices, **changes):
@@ -600,7 +600,7 @@ def test_data_that_was_prepared_again_is_rejected_on_resume(store, tmp_path):
     other = tmp_path / "other"
     prepare(c.features.to_dict(), c.source.to_dict(), other, block_size=512, report=nothing)
     with pytest.raises(InputError, match="dense must be those .* trained on: 'f0'"):
-        run_on(other, tmp_path / "run", tiny.config())
+        train_run(other, tmp_path / "run", tiny.config())
 
     c = tiny.config()
     c.features.dense = [dict(columns="f*")]
@@ -609,13 +609,13 @@ def test_data_that_was_prepared_again_is_rejected_on_resume(store, tmp_path):
         path = tmp_path / name
         prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
     c.num_steps = 8
-    run_on(tmp_path / "first", tmp_path / "plain", c)
+    train_run(tmp_path / "first", tmp_path / "plain", c)
     c.num_steps = 16
     with pytest.raises(InputError, match="must be the data that the run .* was trained on"):
-        run_on(tmp_path / "second", tmp_path / "plain", c, same_path=tmp_path / "first")
+        train_run(tmp_path / "second", tmp_path / "plain", c, same_path=tmp_path / "first")
 
 
-def run_on(store, workdir, c, same_path=None):
+def train_run(store, workdir, c, same_path=None):
     """Trains on `store`, moved to the path of the one before where that is given."""
     if same_path is not None:
         shutil.rmtree(same_path)
@@ -680,7 +680,7 @@ def test_a_metric_that_decides_must_be_defined(tmp_path, monkeypatch):
 
 
 def test_weights_of_training_examples_must_not_all_be_0(tmp_path):
-    def store_of(weights):
+    def make_store(weights):
         rows = "".join(f"{label},{weight}\n" for label, weight in weights)
         (tmp_path / "day.csv").write_text("label,w\n" + rows)
         features = dict(tasks=[dict(name="click", label="label", weight="w")])
@@ -688,13 +688,15 @@ def test_weights_of_training_examples_must_not_all_be_0(tmp_path):
         return prepare(features, source, tmp_path / str(len(weights)), report=nothing)
 
     with pytest.raises(InputError, match="must have weights above 0 to train on: found 0 for all"):
-        jobs._check_labels(store_of([(1, 0), (0, 0), ("", 1)]).split("train"), nothing)
+        jobs._check_labels(make_store([(1, 0), (0, 0), ("", 1)]).split("train"), nothing)
     lines = []
-    jobs._report_undefined(store_of([(1, 0), (1, 0), (1, 0), ("", 1)]).split("train"), lines.append)
+    jobs._report_undefined(
+        make_store([(1, 0), (1, 0), (1, 0), ("", 1)]).split("train"), lines.append
+    )
     assert [line.partition(" in ")[0] for line in lines] == [
         "All 3 labels of click are 1", "All weights of known labels are 0",
     ]  # fmt: skip
-    jobs._check_labels(store_of([(1, 0), (0, 1)]).split("train"), nothing)
+    jobs._check_labels(make_store([(1, 0), (0, 1)]).split("train"), nothing)
 
 
 def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, monkeypatch):

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from benchmarks.harness.arguments import positive
-from benchmarks.step.table_rows import program_of
+from benchmarks.step.table_rows import build_program
 from jaxrank.checkpoints.checksums import checksums
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 
 
 class Memory:
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="for the checkpoint (default: the system's)")
     parser.add_argument("--saves", type=positive, default=3)
     args = parser.parse_args()
-    program, batch = program_of(args.rows, 8192, 1)
+    program, batch = build_program(args.rows, 8192, 1)
     state = program.init()
 
     def step() -> float:
@@ -75,7 +75,7 @@ def main() -> None:
     for _ in range(3):
         step()
     alone = sorted(step() for _ in range(9))[4]
-    checksums(weights_of(state))  # compiles it
+    checksums(prediction_weights(state))  # compiles it
     folder = Path(tempfile.mkdtemp(dir=args.folder or None))
     checkpoints = Checkpoints(folder, keep=1)
     size = sum(x.nbytes for x in jax.tree.leaves(state._replace(scratch={}))) / 2**20

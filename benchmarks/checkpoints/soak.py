@@ -162,13 +162,13 @@ def main() -> None:
         devices, processes = draw.choice(DEVICES)
         before = newest(folder / "disturbed")
         process = started(command(folder, "disturbed", steps, devices, processes), devices)
-        how = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        number = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
         try:
             process.wait(timeout=draw.uniform(10, 40))
         except subprocess.TimeoutExpired:
             # The launcher forwards SIGTERM. After kill -9 of one process it ends the others.
-            killed = how == signal.SIGKILL and processes > 1
-            os.kill(draw.choice(children(process.pid)) if killed else process.pid, how)
+            killed = number == signal.SIGKILL and processes > 1
+            os.kill(draw.choice(children(process.pid)) if killed else process.pid, number)
         _, errors = process.communicate()
         if process.returncode not in (0, -9, 1, 134, 137, 143):
             raise SystemExit(f"status {process.returncode}: {errors}")

@@ -153,7 +153,7 @@ def arrays(workdir: Path) -> dict[str, str]:
     return hashes
 
 
-def run_of(workdir: Path) -> dict[str, Any]:
+def describe_run(workdir: Path) -> dict[str, Any]:
     lines, saved = metrics(workdir), arrays(workdir)
     if not lines or not saved:
         raise SystemExit(f"{workdir}: has {len(lines)} lines of metrics, {len(saved)} arrays")
@@ -242,13 +242,13 @@ def resumed(first: Checkout, second: Checkout) -> dict[str, Any]:
     second.jaxrank(*flags)
     # The first one saved a checkpoint when it stopped, which the uninterrupted run has not.
     newest = max(int(f.name) for f in (workdir / "checkpoints").iterdir() if f.name.isdecimal())
-    return {k: v for k, v in run_of(workdir).items() if k.startswith((f"{newest}/", "line"))}
+    return {k: v for k, v in describe_run(workdir).items() if k.startswith((f"{newest}/", "line"))}
 
 
 def whole(first: Checkout) -> dict[str, Any]:
     workdir = first.train("one", 1)
     newest = max(int(f.name) for f in (workdir / "checkpoints").iterdir() if f.name.isdecimal())
-    return {k: v for k, v in run_of(workdir).items() if k.startswith((f"{newest}/", "line"))}
+    return {k: v for k, v in describe_run(workdir).items() if k.startswith((f"{newest}/", "line"))}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[str]:
@@ -276,24 +276,32 @@ def comparisons(
 ) -> Iterator[tuple[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]], float]]:
     """Yields the name of a comparison, a function for both results, and the tolerance."""
 
-    def both(of: Callable[[Checkout], dict[str, Any]]) -> Any:
-        return lambda: (of(before), of(now))
+    def both(program: Callable[[Checkout], dict[str, Any]]) -> Any:
+        return lambda: (program(before), program(now))
 
     if "train" in only:
-        yield "train, 1 device", both(lambda c: run_of(c.train("one", 1))), 0
-        yield "train, 8 devices", both(lambda c: run_of(c.train("eight", 8))), 0
-        yield "train, 2 processes of 4 devices", both(lambda c: run_of(c.train_in_processes())), 0
-    for name, of in (("evaluate", evaluation), ("predict", predictions), ("export", exported)):
+        yield "train, 1 device", both(lambda c: describe_run(c.train("one", 1))), 0
+        yield "train, 8 devices", both(lambda c: describe_run(c.train("eight", 8))), 0
+        yield (
+            "train, 2 processes of 4 devices",
+            both(lambda c: describe_run(c.train_in_processes())),
+            0,
+        )
+    for name, program in (("evaluate", evaluation), ("predict", predictions), ("export", exported)):
         if name in only:
-            yield name, both(of), now.tolerance if name != "export" else 0
+            yield name, both(program), now.tolerance if name != "export" else 0
     if "compile" in only:
         yield "compile", both(instructions), 0
     if "open" in only:
-        for name, of in (("evaluate", evaluation), ("predict", predictions), ("export", exported)):
+        for name, program in (
+            ("evaluate", evaluation),
+            ("predict", predictions),
+            ("export", exported),
+        ):
             yield (
                 f"a run of before, {name}",
-                lambda of=of: (of(before), of(now.reading(before))),  # type: ignore[misc]
-                now.tolerance if of is not exported else 0,
+                lambda program=program: (program(before), program(now.reading(before))),  # type: ignore[misc]
+                now.tolerance if program is not exported else 0,
             )
         yield "a run of before, resumed", lambda: (whole(before), resumed(before, now)), 0
 

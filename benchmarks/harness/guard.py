@@ -39,7 +39,7 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def script_of(checkout: Path) -> Path:
+def benchmark_script(checkout: Path) -> Path:
     """Returns the benchmark of the step in a checkout.
 
     Raises:
@@ -64,7 +64,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     flags = ["--program", args.program, "--shape", args.shape]
     checkouts = [args.before.resolve(), ROOT]
-    commands = [[script_of(checkout), *flags] for checkout in checkouts]
+    commands = [[benchmark_script(checkout), *flags] for checkout in checkouts]
     with contextlib.ExitStack() as stack:
         both = [
             stack.enter_context(contextlib.closing(Program(command, cores, checkout)))
@@ -76,9 +76,9 @@ def main() -> None:
         ratios = []
         for number in range(args.rounds):
             rates = [0.0, 0.0]
-            for which in (0, 1) if number % 2 else (1, 0):
-                result = both[which].round(args.seconds)
-                rates[which] = result.examples / result.seconds
+            for side in (0, 1) if number % 2 else (1, 0):
+                result = both[side].round(args.seconds)
+                rates[side] = result.examples / result.seconds
             ratios.append(rates[1] / rates[0])
             print(
                 f"before {rates[0]:,.0f} examples/s, now {rates[1]:,.0f}: {ratios[-1]:.3f}",

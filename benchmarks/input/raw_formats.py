@@ -39,7 +39,7 @@ _FEATURES = dict(
 )
 
 
-def table_of(rows: int) -> pa.Table:
+def make_table(rows: int) -> pa.Table:
     random = np.random.default_rng(1)
     columns: dict[str, np.ndarray] = {"label": random.integers(0, 2, rows)}
     columns |= {f"I{i}": random.normal(size=rows).astype(np.float32) for i in range(13)}
@@ -154,7 +154,7 @@ def main() -> None:
     direct._BLOCK_ROWS = 8192
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        table = table_of(args.rows)
+        table = make_table(args.rows)
         write_tfrecords(table.slice(0, args.records), place / "a.tfrecord")
         sources = {}
         for blocks in (1, 16):

@@ -195,13 +195,13 @@ def best_rates(
     losses: dict[tuple[float, float], float] = {}
     while True:
         dense, other = ([_half_decades(x, n) for n in (-1, 0, 1)] for x in best)
-        around = itertools.product(dense, other)
-        new = [pair for pair in around if pair not in losses]
+        neighbours = itertools.product(dense, other)
+        new = [pair for pair in neighbours if pair not in losses]
         losses |= dict(zip(new, runner.first_losses(optimizer, batch, new, overrides), strict=True))
         before, best = best, min(losses, key=lambda pair: losses[pair])
         if best == before:
-            near = [pair for pair in losses if losses[pair] < losses[best] * (1 + NEAR)]
-            return min(near, key=math.prod)
+            close_pairs = [pair for pair in losses if losses[pair] < losses[best] * (1 + NEAR)]
+            return min(close_pairs, key=math.prod)
 
 
 def _half_decades(rate: float, more: int) -> float:
@@ -245,9 +245,13 @@ def main() -> None:
         (_, dense), (_, tables) = OPTIMIZERS[optimizer]
         rates = args.rates and tuple(args.rates)
         rates = rates or best_rates(runner, optimizer, BASE, (dense, tables), args.base_overrides)
-        there = tuple(args.rates_base or rates)
-        base = runner.losses(optimizer, there, BASE, overrides=args.base_overrides, seeds=seeds)
-        print(f"{optimizer}: learning rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
+        rates_base = tuple(args.rates_base or rates)
+        base = runner.losses(
+            optimizer, rates_base, BASE, overrides=args.base_overrides, seeds=seeds
+        )
+        print(
+            f"{optimizer}: learning rates {rates_base} at {BASE}: logloss {statistics.mean(base):.5f}"
+        )
         for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
             losses = runner.losses(
                 optimizer, rates, batch, rule, warmup, args.overrides, seeds=seeds
@@ -262,11 +266,11 @@ def main() -> None:
 
 
 def print_losses(name: str, losses: list[float], base: list[float]) -> None:
-    over = [100 * (a / b - 1) for a, b in zip(losses, base, strict=True)]
-    lost = sum(not math.isfinite(x) for x in over)
-    spread = statistics.stdev(over) if len(over) > 1 and not lost else math.nan
-    result = f"{lost} of {len(over)} runs diverged" if lost else ""
-    print(f"{name}: {result or f'{statistics.mean(over):+.3f}% ({spread:.3f})'}", flush=True)
+    changes = [100 * (a / b - 1) for a, b in zip(losses, base, strict=True)]
+    lost = sum(not math.isfinite(x) for x in changes)
+    spread = statistics.stdev(changes) if len(changes) > 1 and not lost else math.nan
+    result = f"{lost} of {len(changes)} runs diverged" if lost else ""
+    print(f"{name}: {result or f'{statistics.mean(changes):+.3f}% ({spread:.3f})'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -64,23 +64,23 @@ GENERATED = {
 PUBLIC = {"avazu": True, "open_bandit": True, "criteo": False, "ml1m": False}
 
 
-def generated(of: Generated, seed: int) -> ConfigDict:
+def generated(source: Generated, seed: int) -> ConfigDict:
     c = default()
     c.source = ConfigDict(
         dict(
             kind="synthetic",
-            rows=dict(train=of.rows, valid=max(20_000, of.rows // 4)),
+            rows=dict(train=source.rows, valid=max(20_000, source.rows // 4)),
             seed=1000 + seed,
             dense=1,
-            categorical=list(of.tables),
-            click_rate=of.rate,
-            crosses=of.crosses,
+            categorical=list(source.tables),
+            click_rate=source.rate,
+            crosses=source.crosses,
         )
     )
     c.features.tasks = [dict(name="click", label="click", truth="p_click")]
     c.features.dense = [dict(columns="f*", standardize=True)]
     c.features.categorical = [
-        dict(columns=f"c{i}", encoding="vocabulary") for i in range(len(of.tables))
+        dict(columns=f"c{i}", encoding="vocabulary") for i in range(len(source.tables))
     ]
     return c
 
@@ -166,7 +166,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="sets whose names contain this")
     args = parser.parse_args()
     makers: dict[str, Any] = {
-        name: lambda place, seed, of=of: generated(of, seed) for name, of in GENERATED.items()
+        name: lambda place, seed, source=source: generated(source, seed)
+        for name, source in GENERATED.items()
     } | {
         f"{name}, {'tuned' if tuned else 'not tuned'}": (
             lambda place, seed, name=name: public(name, args.data, place, seed)

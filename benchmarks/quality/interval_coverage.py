@@ -88,9 +88,9 @@ def main() -> None:
     for users in args.users:
         for is_clustered in (True, False):
             shares = coverage(users, args.repetitions, is_clustered=is_clustered)
-            how = "clustered" if is_clustered else "independent"
+            method = "clustered" if is_clustered else "independent"
             listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-            print(f"{users} users, {how}: {listed}", flush=True)
+            print(f"{users} users, {method}: {listed}", flush=True)
 
 
 if __name__ == "__main__":

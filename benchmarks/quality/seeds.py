@@ -131,12 +131,12 @@ def untrained(config: Any) -> set[str]:
     return {name for name, weight in zip(names, config.task_weights, strict=False) if not weight}
 
 
-def metrics_of(result: dict[str, Any], without: set[str]) -> dict[str, float]:
-    """Returns the metrics of all tasks except `without`. Undefined metrics are NaN."""
+def task_metrics(result: dict[str, Any], excluded: set[str]) -> dict[str, float]:
+    """Returns the metrics of all tasks except `excluded`. Undefined metrics are NaN."""
     return {
         name: float("nan") if value is None else value
         for name, value in result["tested"]["metrics"].items()
-        if name.rpartition("/")[0] not in without
+        if name.rpartition("/")[0] not in excluded
         and name.rpartition("/")[2] in ("auc", "logloss", "squared_error", "deviance")
     }
 
@@ -203,7 +203,7 @@ def main() -> None:
             now = load(config, fields(overrides))
             check_same(directory / "run", now)
             line = []
-            for metric, value in metrics_of(result, untrained(now)).items():
+            for metric, value in task_metrics(result, untrained(now)).items():
                 scores[name].setdefault(metric, []).append(value)
                 line.append(f"{metric} {value:.5f}")
             trained = result["trained"]

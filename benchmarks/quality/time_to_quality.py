@@ -47,7 +47,7 @@ def peer_epochs(python: str, data: Path, epochs: int, seed: int) -> list[Epoch]:
     return [Epoch(line["seconds"], line["auc"]) for line in lines]
 
 
-def files_of(data: Path) -> list[str]:
+def split_files(data: Path) -> list[str]:
     splits = ("train", "valid", "test")
     return [f"--config.source.files.{split}={data / f'ctr_{split}.csv.gz'}" for split in splits]
 
@@ -78,7 +78,7 @@ def reached(epochs: list[Epoch], target: float) -> Epoch | None:
 
 
 def race(args: argparse.Namespace, rest: list[str], folder: str) -> None:
-    words = [*files_of(args.data), *SETTINGS, *rest]
+    words = [*split_files(args.data), *SETTINGS, *rest]
     prepare = ["prepare", f"--config={CONFIG}", f"--output={folder}/data", *words]
     subprocess.run([*JAXRANK, *prepare], check=True, stdout=subprocess.DEVNULL)
     peer = peer_epochs(args.peer_python, args.data, args.epochs, args.seed)

@@ -82,7 +82,7 @@ class Request:
         }
 
 
-def in_turn(
+def alternate(
     functions: list[Callable[[], Any]], rounds: int, clock: Callable[[], float]
 ) -> np.ndarray:
     """Returns f64[functions, rounds] milliseconds of each function, called one after another."""
@@ -98,9 +98,9 @@ def in_turn(
 
 
 def measure(name: str, request: Request, rounds: int, clock: Callable[[], float]) -> None:
-    floor, whole = in_turn([request.floor, request.score], rounds, clock)
+    floor, whole = alternate([request.floor, request.score], rounds, clock)
     (floor_50, floor_99), (p50, p99) = np.percentile([floor, whole], [50, 99], axis=1).T
-    parts = in_turn(list(request.parts.values()), rounds // 4, clock)
+    parts = alternate(list(request.parts.values()), rounds // 4, clock)
     shown = ", ".join(
         f"{part} {time:.3f}" for part, time in zip(request.parts, np.median(parts, 1), strict=True)
     )

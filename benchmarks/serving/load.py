@@ -115,16 +115,16 @@ def point(link: Path, target: Path) -> None:
 class Client(threading.Thread):
     """Sends requests one after the other until a time."""
 
-    def __init__(self, port: int, pool: list[Request], until: float):
+    def __init__(self, port: int, pool: list[Request], end: float):
         super().__init__()
-        self._connection, self._pool, self._until = Connection(port), pool, until
+        self._connection, self._pool, self._end = Connection(port), pool, end
         self.times: list[float] = []
         self.versions: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
 
     def run(self) -> None:
         i = 0
-        while (start := time.perf_counter()) < self._until:
+        while (start := time.perf_counter()) < self._end:
             try:
                 status, body = self._connection.send(self._pool[i % len(self._pool)].http)
             except OSError as error:

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.harness.arguments import positive
 from benchmarks.step import data
-from benchmarks.step.cpu import job_of
+from benchmarks.step.cpu import build_run
 from jaxrank.runtime import huge_pages
 
 _PUSHES = 2**18  # more than a measurement makes
@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     huge_pages.ensure()
     with tempfile.TemporaryDirectory() as folder:
-        job, batches = job_of(args.shape, Path(folder), "highest")
+        job, batches = build_run(args.shape, Path(folder), "highest")
         both = synchronous(job, batches), asynchronous(job, batches, args.workers)
         for steps in both:
             next(steps)
@@ -87,8 +87,8 @@ def main() -> None:
         ratios: list[tuple[float, float]] = []
         for number in range(args.rounds):
             each: dict[int, tuple[float, float]] = {}
-            for which in (0, 1) if number % 2 else (1, 0):
-                each[which] = rates(both[which], args.seconds)
+            for side in (0, 1) if number % 2 else (1, 0):
+                each[side] = rates(both[side], args.seconds)
             ratios.append((each[1][0] / each[0][0], each[1][1] / each[0][1]))
             print(
                 f"synchronous {examples * each[0][0]:,.0f} examples/s, asynchronous"

@@ -46,7 +46,7 @@ PEERS = (
 COPIED = 2**28  # bytes that a copy reads and writes, each
 
 
-def job_of(shape: str, folder: Path, precision: str):
+def build_run(shape: str, folder: Path, precision: str):
     """Builds the run, and the batches of executions on the device."""
     import jax
 
@@ -69,7 +69,7 @@ def job_of(shape: str, folder: Path, precision: str):
 def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
     import jax
 
-    job, batches = job_of(shape, folder, precision)
+    job, batches = build_run(shape, folder, precision)
     state = job.program.init()
     examples = job.steps_per_execution * job.program.shape.batch_size
     while True:
@@ -80,7 +80,7 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 
 
 def tables(shape: str, folder: Path) -> Iterator[int]:
-    job, batches = job_of(shape, folder, "highest")
+    job, batches = build_run(shape, folder, "highest")
     for _ in programs.tables(job.program, batches):
         yield job.steps_per_execution * job.program.shape.batch_size
 
@@ -123,7 +123,7 @@ def products_torch(shape: str, bfloat16: bool) -> Iterator[int]:
         yield BATCH
 
 
-def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
+def make_program(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
     return {
         "jaxrank": lambda: steps(shape, folder, "highest"),
         "jaxrank_bfloat16": lambda: steps(shape, folder, "bfloat16"),
@@ -219,7 +219,9 @@ def main() -> None:
     if args.program:
         huge_pages.ensure()
         with tempfile.TemporaryDirectory() as folder:
-            serve(made_by(args.program, args.shape, Path(folder)), warm=4 * data.BATCHES * BATCH)
+            serve(
+                make_program(args.program, args.shape, Path(folder)), warm=4 * data.BATCHES * BATCH
+            )
         return
     if args.shape == data.MAIN_JOB and not set(args.programs) <= set(OURS):
         parser.error(f"--programs: must be of {' '.join(OURS)} for --shape={args.shape}")

@@ -83,7 +83,7 @@ def torch_layers(width: int):
 
 
 def torch_steps(
-    shape: str, vectors_of: Callable, make: Callable, optimizers: list, bfloat16: bool
+    shape: str, read_vectors: Callable, make: Callable, optimizers: list, bfloat16: bool
 ) -> Iterator[int]:
     """Trains with PyTorch layers.
 
@@ -98,13 +98,13 @@ def torch_steps(
     prepared = [
         (make(b), torch.from_numpy(b.floats), torch.from_numpy(b.labels)) for b in batches(shape)
     ]
-    loss_of = torch.nn.BCEWithLogitsLoss()
+    loss_function = torch.nn.BCEWithLogitsLoss()
     while True:
         for inputs, floats, labels in prepared:
-            vectors = vectors_of(inputs)
+            vectors = read_vectors(inputs)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
                 logits = layers(torch.cat([floats, vectors], dim=1))
-            loss = loss_of(logits.float(), labels)
+            loss = loss_function(logits.float(), labels)
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss.backward()
@@ -134,17 +134,17 @@ def torch_(shape: str, bfloat16: bool, sparse: bool = True) -> Iterator[int]:
 
     def make(batch: Raw):
         places, values = merge_tables(batch)
-        begins = np.append(0, batch.lengths.reshape(-1).cumsum())[:-1]
-        return tuple(map(torch.from_numpy, (places, values, begins)))
+        starts = np.append(0, batch.lengths.reshape(-1).cumsum())[:-1]
+        return tuple(map(torch.from_numpy, (places, values, starts)))
 
-    def vectors_of(inputs):
-        places, values, begins = inputs
+    def read_vectors(inputs):
+        places, values, starts = inputs
         vectors = [ids(places).reshape(BATCH, -1)]
         if lists:
-            vectors.append(bags(values, begins).reshape(BATCH, -1))
+            vectors.append(bags(values, starts).reshape(BATCH, -1))
         return torch.cat(vectors, dim=1)
 
-    return torch_steps(shape, vectors_of, make, [optimizer], bfloat16)
+    return torch_steps(shape, read_vectors, make, [optimizer], bfloat16)
 
 
 def fbgemm_parts(shape: str):
@@ -225,7 +225,7 @@ def tensorflow(shape: str, bfloat16: bool) -> Iterator[int]:
             return tf.cast(x @ kernel, tf.float32) + biases[layer]
         return x @ kernels[layer] + biases[layer]
 
-    takes: list[Any] = [
+    input_shapes: list[Any] = [
         (BATCH, len(TABLES)),
         (None,),
         (None,),
@@ -234,7 +234,7 @@ def tensorflow(shape: str, bfloat16: bool) -> Iterator[int]:
     ]
     dtypes = [tf.int64] * 3 + [tf.float32] * 2
 
-    @tf.function(input_signature=list(map(tf.TensorSpec, takes, dtypes)))
+    @tf.function(input_signature=list(map(tf.TensorSpec, input_shapes, dtypes)))
     def step(places, values, bags, floats, labels):
         with tf.GradientTape() as tape:
             vectors = [floats, tf.reshape(tf.gather(tables[0], places), (BATCH, -1))]

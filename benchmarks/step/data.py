@@ -81,9 +81,9 @@ def write_parquet(path: Path, data: Raw) -> None:
     lists = data.lengths.shape[1]
     ends = np.append(0, data.lengths.reshape(-1).cumsum())
     for i in range(lists):
-        begins, stops = ends[:-1][i::lists], ends[1:][i::lists]
-        values = np.concatenate([data.values[a:b] for a, b in zip(begins, stops, strict=True)])
-        offsets = np.append(0, (stops - begins).cumsum()).astype(np.int32)
+        starts, stops = ends[:-1][i::lists], ends[1:][i::lists]
+        values = np.concatenate([data.values[a:b] for a, b in zip(starts, stops, strict=True)])
+        offsets = np.append(0, (stops - starts).cumsum()).astype(np.int32)
         columns[f"l{i}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
     pq.write_table(pa.table(columns), path)
 

@@ -152,7 +152,7 @@ def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
     return Run(whole, placed, (meshes.put_batch(batch, mesh),))
 
 
-def room_for(ids: np.ndarray, devices: int) -> float:
+def bucket_room(ids: np.ndarray, devices: int) -> float:
     """Returns the planner's room: mean plus five deviations of a bucket's distinct ids, per id."""
     share = len(ids) // devices
     rows_read = ids[:share] + np.arange(TABLES, dtype=np.int32) * (ids.max() + 1)
@@ -175,7 +175,7 @@ def main() -> None:
             mesh = meshes.make_mesh(devices=devices)
             ids = draw_ids(kind, args.rows, args.batch_size)
             few = draw_ids(kind, small, args.batch_size)
-            room = room_for(ids, devices)
+            room = bucket_room(ids, devices)
             runs = {
                 "plain": plain(mesh, args.rows, ids),
                 "rows": exchanged(mesh, make_layout(args.rows, 0), ids, room),

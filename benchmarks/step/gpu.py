@@ -54,7 +54,7 @@ COPIED = 2**30  # bytes that a copy reads and writes, each
 
 
 @functools.lru_cache(maxsize=1)
-def ids_of(case: Case) -> list[np.ndarray]:
+def draw_ids(case: Case) -> list[np.ndarray]:
     """Draws the ids of each feature for an execution, i32[STEPS, B, ids], equal in all programs."""
     size, rng = case.config.batch_size, np.random.default_rng(0)
     return [
@@ -63,19 +63,19 @@ def ids_of(case: Case) -> list[np.ndarray]:
     ]
 
 
-def program_of(case: Case, mesh: Any):
+def build_program(case: Case, mesh: Any):
     """Builds jaxrank's programs of a case, whose lists fill their capacity."""
     from jaxrank import defaults
     from jaxrank.build import make_step_spec
     from jaxrank.layout import layout
     from jaxrank.program import BatchShape, CompiledSteps
 
-    lay = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
+    lay = layout(make_schema(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
     size = case.config.batch_size
     group = GROUP if size % GROUP == 0 else size
     several = [f.ids for f in case.features if f.ids > 1]
     room = {s.name: group * sum(several[i] for i in s.lists) for s in lay.stacks if s.lists}
-    config = defaults.choose_unread(case.config, None, size, schema_of(case), lambda _: None)
+    config = defaults.choose_unread(case.config, None, size, make_schema(case), lambda _: None)
     step_spec = make_step_spec(config, lay, mesh, num_steps=1000, room={})
     return CompiledSteps(step_spec, mesh, BatchShape(size, group, room))
 
@@ -86,12 +86,12 @@ def ready(case: Case):
 
     from jaxrank import mesh as meshes
 
-    program = program_of(case, meshes.make_mesh(devices=1))
-    batch = batches_of(case, program.step_spec.embedding.layout, program.shape.group)
+    program = build_program(case, meshes.make_mesh(devices=1))
+    batch = make_batches(case, program.step_spec.embedding.layout, program.shape.group)
     return program, jax.block_until_ready(jax.device_put(batch))
 
 
-def schema_of(case: Case):
+def make_schema(case: Case):
     """Returns the schema: single ids are columns, several ids are lists that are summed."""
     from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
 
@@ -106,7 +106,7 @@ def schema_of(case: Case):
     )
 
 
-def batches_of(case: Case, layout: Any, group: int):
+def make_batches(case: Case, layout: Any, group: int):
     """Builds the batches of an execution on the host, with lists that fill their capacity.
 
     layout: the layout of the schema.
@@ -114,7 +114,7 @@ def batches_of(case: Case, layout: Any, group: int):
     """
     from jaxrank.features import Batch, Lists
 
-    size, drawn = case.config.batch_size, ids_of(case)
+    size, drawn = case.config.batch_size, draw_ids(case)
     single = [x[:, :, 0] for x in drawn if x.shape[2] == 1]
     several = [x for x in drawn if x.shape[2] > 1]
     ids, lists = {}, {}
@@ -265,12 +265,12 @@ def torch_step(case: Case) -> Iterator[int]:
             weight.grad = None
 
     prepared = [
-        [torch.from_numpy(x[step].astype(np.int64)).to(device) for x in ids_of(case)]
+        [torch.from_numpy(x[step].astype(np.int64)).to(device) for x in draw_ids(case)]
         for step in range(STEPS)
     ]
     floats = torch.randn(size, case.floats, device=device)
     labels = (torch.rand(size, device=device) < 0.25).float()
-    loss_of = torch.nn.BCEWithLogitsLoss()
+    loss_function = torch.nn.BCEWithLogitsLoss()
     while True:
         for inputs in prepared:
             vectors = [bags[f.table](x) for f, x in zip(case.features, inputs, strict=True)]
@@ -278,7 +278,7 @@ def torch_step(case: Case) -> Iterator[int]:
                 logits = compiled(floats, vectors)
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss_of(logits.float(), labels).backward()
+            loss_function(logits.float(), labels).backward()
             for optimizer in optimizers:
                 optimizer.step()
             rowwise()
@@ -348,7 +348,7 @@ def fbgemm_parts(case: Case):
     offsets = torch.from_numpy(np.append(0, counts.cumsum()).astype(np.int64)).to(device)
 
     def make_input(step: int):
-        values = np.concatenate([ids[step].reshape(-1) for ids in ids_of(case)])
+        values = np.concatenate([ids[step].reshape(-1) for ids in draw_ids(case)])
         return torch.from_numpy(values.astype(np.int64)).to(device), offsets
 
     return tables, make_input
@@ -371,17 +371,17 @@ def table_bytes(case: Case) -> float:
     slots = {"rowwise_adagrad": 0, "adagrad": 1, "lazy_adam": 2}[case.config.optim.tables.name]
     total = 0
     read: dict[Any, Any] = {}
-    for f, ids in zip(case.features, ids_of(case), strict=True):
+    for f, ids in zip(case.features, draw_ids(case), strict=True):
         read.setdefault(f.table, []).append(ids[0].reshape(-1))
         total += 4 * case.tables[f.table][1] * size * (f.ids + 2)
-    for table, its in read.items():
+    for table, table_ids in read.items():
         dim = case.tables[table][1]
-        different = len(np.unique(np.concatenate(its)))
+        different = len(np.unique(np.concatenate(table_ids)))
         total += 2 * 4 * different * (dim * (1 + slots) + (slots == 0))
     return float(total)
 
 
-def device_of(maker: str) -> str:
+def program_device(maker: str) -> str:
     """Returns the device of a program. It must be a GPU unless JAX_PLATFORMS=cpu is set."""
     if maker in BY_TORCH:
         try:
@@ -432,7 +432,7 @@ def child(case: Case, args: argparse.Namespace) -> None:
     print(json.dumps(["bytes", [moved], "", 0.0]), flush=True)
     for maker in args.programs:
         try:
-            device = device_of(maker)
+            device = program_device(maker)
             rates = measured(maker, case, args)
         except Exception as error:  # for example out of memory: others continue
             words = " ".join(f"{type(error).__name__}: {error}".split())
@@ -496,8 +496,10 @@ def line(
 ) -> str:
     size, moved = case.config.batch_size, rates["bytes"]
     flops = 6 * size * sum(a * b for a, b in case.products())
-    on = " and ".join(sorted(devices))
-    shown = [f"{name} on {on}: {case.rows:,} rows, batch {size:,}, {case.ids} ids per example"]
+    platforms = " and ".join(sorted(devices))
+    shown = [
+        f"{name} on {platforms}: {case.rows:,} rows, batch {size:,}, {case.ids} ids per example"
+    ]
     ms = {maker: 1e3 / rates[maker] for maker in PROGRAMS if maker in rates and maker != "copy"}
     if "step" in rates:
         took = f", {gib['step']:.1f} GiB" if gib["step"] else ""
@@ -532,7 +534,7 @@ def line(
     return "\n  ".join(shown)
 
 
-def case_of(name: str, scale: float) -> Case:
+def make_case(name: str, scale: float) -> Case:
     case = CASES[name]()
     return case if scale == 1 else case.scaled(scale)
 
@@ -547,7 +549,7 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(case_of(args.cases[0], args.scale), args)
+        child(make_case(args.cases[0], args.scale), args)
         return
     by_jax = [maker for maker in args.programs if maker not in BY_TORCH]
     by_torch = [maker for maker in args.programs if maker in BY_TORCH]
@@ -574,7 +576,7 @@ def main() -> None:
             devices.add(device)
         if i + 1 == len(wanted) or wanted[i + 1][0] != name:
             if devices:
-                print(line(name, case_of(name, args.scale), rates, devices, gib), flush=True)
+                print(line(name, make_case(name, args.scale), rates, devices, gib), flush=True)
             has_all = has_all and bool(devices)
             rates, gib, devices = {}, {}, set()
     if not has_all:

@@ -29,7 +29,7 @@ LENGTH = 3  # ids of a list on average
 ROWS = 4_000_000  # total of all tables
 
 
-def schema_of(ids: int, lists: int, floats: int, tables: int) -> Schema:
+def make_schema(ids: int, lists: int, floats: int, tables: int) -> Schema:
     names = [f"t{i}" for i in range(tables)]
     return Schema(
         tasks=(Task("click"),),
@@ -72,7 +72,7 @@ class Case:
     """One model: its compiled step, its state and the batches of an execution."""
 
     def __init__(self, ids: int, lists: int, floats: int, tables: int, size: int, steps: int):
-        lay = layout(schema_of(ids, lists, floats, tables), {f"t{i}": DIM for i in range(tables)})
+        lay = layout(make_schema(ids, lists, floats, tables), {f"t{i}": DIM for i in range(tables)})
         (stack,) = lay.stacks
         capacity = -(-GROUP * lists * LENGTH * 5 // 4 // 128) * 128
         c = configs.default()

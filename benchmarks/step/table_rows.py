@@ -22,7 +22,7 @@ from benchmarks.harness.checkout import environment
 from jaxrank.runtime import huge_pages
 
 
-def program_of(rows: int, batch_size: int, steps_per_execution: int):
+def build_program(rows: int, batch_size: int, steps_per_execution: int):
     """Builds a DCN-V2 with 13 floats and 26 ids in one table of `rows` rows, and its batches."""
     import jax
 
@@ -73,7 +73,7 @@ def peak_mib() -> float:
 def measure_memory(args: argparse.Namespace, rows: int) -> None:
     import jax
 
-    program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
+    program, batch = build_program(rows, args.batch_size, args.steps_per_execution)
     state = program.init()
     state, metrics = program.train(state, batch, np.int32(args.steps_per_execution))
     jax.block_until_ready(metrics)
@@ -99,7 +99,7 @@ def main() -> None:
 
     runs = []
     for rows in args.rows:
-        program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
+        program, batch = build_program(rows, args.batch_size, args.steps_per_execution)
         state, metrics = program.train(program.init(), batch, np.int32(args.steps_per_execution))
         jax.block_until_ready(metrics)
         runs.append([program, state, batch])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from generate import name_of, raw_path
+from generate import day_name, raw_path
 
 from jaxrank import cli, json_files
 
@@ -37,14 +37,14 @@ class Chain:
         self.production = self.folder / "production"
 
     def store(self, day: int) -> Path:
-        return self.folder / "stores" / name_of(day)
+        return self.folder / "stores" / day_name(day)
 
     def run(self, day: int) -> Path:
-        return self.folder / "runs" / name_of(day)
+        return self.folder / "runs" / day_name(day)
 
     def scores(self, day: int) -> Path:
         """Returns the file with the scores of the day before's model on a day."""
-        return self.folder / "scores" / f"{name_of(day)}.json"
+        return self.folder / "scores" / f"{day_name(day)}.json"
 
     def is_done(self, day: int) -> bool:
         return (self.run(day) / "summary.json").exists()

@@ -21,7 +21,7 @@ LIFE = {"ad": 12.0, "user": 25.0}  # mean days
 _LONGEST = 8  # maximum of a life, in mean lives
 
 
-def name_of(day: int) -> str:
+def day_name(day: int) -> str:
     """Returns the date of a day, counted from 0."""
     return str(FIRST_DAY + day)
 
@@ -71,7 +71,7 @@ def _alive(kind: str, day: int) -> dict[str, np.ndarray]:
 
 
 def raw_path(root: Path, day: int) -> Path:
-    return root / "raw" / f"{name_of(day)}.parquet"
+    return root / "raw" / f"{day_name(day)}.parquet"
 
 
 def write(root: Path, day: int, rows: int = ROWS) -> Path:

@@ -27,7 +27,7 @@ WITHOUT_EVICTION = tuple(
 )
 
 
-def state_of(chain: daily.Chain, day: int) -> dict[str, Any]:
+def table_state(chain: daily.Chain, day: int) -> dict[str, Any]:
     """Returns the rows of the tables after a day, and the share of ids without a row."""
     store = open_store(chain.store(day))
     features = store.splits["train"].statistics["categorical"]
@@ -39,7 +39,7 @@ def state_of(chain: daily.Chain, day: int) -> dict[str, Any]:
 
 def run_day(chain: daily.Chain, day: int) -> dict[str, Any]:
     """Runs a day and returns its state with the seconds of its preparation."""
-    path = chain.folder / "days" / f"{generate.name_of(day)}.json"
+    path = chain.folder / "days" / f"{generate.day_name(day)}.json"
     if not path.exists():
         began = time.perf_counter()
         if not chain.is_done(day):
@@ -47,13 +47,13 @@ def run_day(chain: daily.Chain, day: int) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         daily.run_day(chain, day)
         path.parent.mkdir(parents=True, exist_ok=True)
-        json_files.write(path, state_of(chain, day) | {"prepare_seconds": seconds})
+        json_files.write(path, table_state(chain, day) | {"prepare_seconds": seconds})
     return json_files.read(path)
 
 
 def from_scratch(root: Path, day: int, window: int) -> float:
     """Returns the logloss on a day of a new model that was trained on the days before it."""
-    folder = root / "scratch" / generate.name_of(day)
+    folder = root / "scratch" / generate.day_name(day)
     if not (folder / "score.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted command has left
         (folder / "raw").mkdir(parents=True)
@@ -121,8 +121,8 @@ def summary(lines: Sequence[dict[str, Any]], first: int = 10) -> str:
     """Formats the means of the days from `first` on, and the trend of what must stay flat."""
     late = [line for line in lines if line["day"] >= min(first, len(lines) // 2)]
 
-    def mean(name: str, of: Sequence[dict[str, Any]]) -> float:
-        return sum(line[name] for line in of) / len(of)
+    def mean(name: str, rows: Sequence[dict[str, Any]]) -> float:
+        return sum(line[name] for line in rows) / len(rows)
 
     scored = [line for line in late if "logloss" in line]
     ours, growing = mean("logloss", scored), mean("logloss_growing", scored)

@@ -15,7 +15,7 @@ from jaxrank import config as configs
 from jaxrank import mesh as meshes
 from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
-from jaxrank.aot.scaling import StepTime, grown, stand_in, step_time
+from jaxrank.aot.scaling import StepTime, grown, step_time, substitute
 from jaxrank.aot.topology import Topology, topology
 from jaxrank.build import make_run_schedule, make_step_spec, make_workload
 from jaxrank.errors import InputError
@@ -69,7 +69,7 @@ class Compiled(NamedTuple):
     step_time: StepTime | None = None
 
 
-def compile_for(
+def compile_slices(
     config: ConfigDict,
     names: list[str],
     *,
@@ -97,7 +97,7 @@ def compile_for(
         _check_scaling(slices, config.mesh.devices, estimates_gpus=estimates_gpus)
     configs.check(config)
     machines = [
-        _absent_machine(config, machine, stand_in(machine) if scaling else machine)
+        _absent_machine(config, machine, substitute(machine) if scaling else machine)
         for machine in slices
     ]
     sections = config.data, config.features, config.source
@@ -112,7 +112,7 @@ def compile_for(
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, machine.topology)
             configs.check(case)
-        lists = plan.lists_of(case, data, report)
+        lists = plan.plan_list_room(case, data, report)
         planner = PlacementPlanner(make_workload(case, data.schema, lists), data)
         check_batch("batch_size", case.batch_size, planner.shape.group, machine.mesh.size)
         cases.append((case, planner, machine))
@@ -149,7 +149,7 @@ def _absent_machine(config: ConfigDict, machine: Topology, compiled: Topology) -
     """Returns the mesh of a machine. compiled: the topology whose devices it consists of."""
     devices = absent.devices(compiled)
     used = meshes.used(config.mesh.devices, machine.devices)
-    mesh = meshes.mesh_of(devices[:used], config.mesh.replicas)
+    mesh = meshes.device_mesh(devices[:used], config.mesh.replicas)
     hosts = len({device.process_index for device in devices})
     if used < machine.devices:
         processes.check_devices(mesh, hosts)

@@ -18,7 +18,7 @@ _BITS = {"pred": 8, "bf16": 16}  # types whose name does not end in their number
 _ARRAY = r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?"
 
 
-def bits_of(dtype: str) -> int:
+def dtype_bits(dtype: str) -> int:
     """Returns the bits per number of an HLO type such as "f32". 0 if it is not a number."""
     return _BITS.get(dtype) or int((re.search(r"\d+", dtype) or [0])[0])
 
@@ -93,9 +93,9 @@ class Instruction(NamedTuple):
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
-    def called(self, what: str) -> str:
+    def called(self, name: str) -> str:
         """Returns the computation that it calls as `body`, `condition`, `calls` or `to_apply`."""
-        return self.search(rf"\b{what}=%?([\w.-]+)")
+        return self.search(rf"\b{name}=%?([\w.-]+)")
 
     @property
     def branches(self) -> list[str]:
@@ -175,4 +175,6 @@ def _instruction(line: str) -> Instruction | None:
 
 def _array(dtype: str, sides: str, layout: str) -> Array:
     dims = tuple(int(side) for side in sides.split(",") if side)
-    return Array(dims, math.prod(dims) * bits_of(dtype) // 8, bool(re.search(r"S\([1-9]", layout)))
+    return Array(
+        dims, math.prod(dims) * dtype_bits(dtype) // 8, bool(re.search(r"S\([1-9]", layout))
+    )

@@ -14,8 +14,8 @@ Loops that end with the data, and buffers, are assumed to be full. Cycles are pe
 has two cores. The estimate leaves out the input, several slices, the padding of arrays to tiles,
 and cores that wait.
 
-GPUs are estimated from the program for a TPU slice of as many devices, see `stand_in`. The estimate
-then leaves out the launch of kernels, and counts the lines of 128 numbers that a TPU reads.
+GPUs are estimated from the program for a TPU slice of as many devices, see `substitute`. The
+estimate leaves out the launch of kernels, and counts the lines of 128 numbers that a TPU reads.
 
 The rates of reads of single rows are unknown. They count their bytes, 512 per line, at the full
 rate of HBM.
@@ -132,7 +132,7 @@ class StepTime(NamedTuple):
         return max(self.seconds, key=lambda part: self.seconds[part])
 
 
-def stand_in(topology: Topology) -> Topology:
+def substitute(topology: Topology) -> Topology:
     """Returns the slice whose program gives the estimate: for GPUs a v6e of as many devices."""
     if not topology.is_gpu:
         return topology

@@ -122,9 +122,9 @@ def topology(name: str) -> Topology:
     generation, number = GENERATIONS[alias], int(match[2])
     unit = 2 if generation.numbers_cores else 1  # a chip of v2, v3, v4 or v5p has two cores
     if number < 1 or number % unit:
-        what = "cores, two per chip" if generation.numbers_cores else "chips"
+        counted = "cores, two per chip" if generation.numbers_cores else "chips"
         raise InputError(
-            f"--topology: the number of a {alias} slice counts {what}, so it must be a positive"
+            f"--topology: the number of a {alias} slice counts {counted}, so it must be a positive"
             f" multiple of {unit}: found {name!r}."
         )
     return Topology(
@@ -132,7 +132,7 @@ def topology(name: str) -> Topology:
     )
 
 
-def topology_of(device_kind: str, devices: int) -> Topology | None:
+def find_topology(device_kind: str, devices: int) -> Topology | None:
     """Returns the topology of devices that are present, or None if their kind is unknown.
 
     Args:

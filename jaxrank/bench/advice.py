@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     direct: bool
 
 
-def limit_of(rates: Throughput, stages: Mapping[str, float]) -> str:
+def find_limit(rates: Throughput, stages: Mapping[str, float]) -> str:
     """Finds the stage that limits `both`.
 
     Args:
@@ -54,7 +54,7 @@ def limit_of(rates: Throughput, stages: Mapping[str, float]) -> str:
     return max(PARTS, key=lambda name: stages[name])
 
 
-def advice_on(limit: str, rates: Throughput, stages: Mapping[str, float], setting: Setting) -> str:
+def recommend(limit: str, rates: Throughput, stages: Mapping[str, float], setting: Setting) -> str:
     """Recommends a setting to change, with the numbers behind it."""
     if limit == "step":
         is_less = rates.both < ENOUGH * rates.step

@@ -154,5 +154,5 @@ def _blocks(files: Sequence[Any], watch: _Watch) -> Iterator[pa.RecordBatch]:
         with file.open("rb") as opened:
             raw = pa.PythonFile(_RawFile(opened, watch), "r")
             reader = watch.timed("get", pa.ipc.open_file)(raw)
-            get = watch.timed("get", reader.get_batch)
-            yield from map(get, range(reader.num_record_batches))
+            get_batch = watch.timed("get", reader.get_batch)
+            yield from map(get_batch, range(reader.num_record_batches))

@@ -22,7 +22,7 @@ from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.bench import input_stages
-from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
+from jaxrank.bench.advice import Setting, Throughput, find_limit, recommend
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.report import Report
@@ -95,12 +95,12 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         stages = _input_stages(run, config.data, 0.8 * seconds)
         stages["transfer"] = 1e6 / execution / _puts_per_second(put, host, 0.2 * seconds)
         stages["step"] = 1e6 / rates.step
-        limit = limit_of(rates, stages)
+        limit = find_limit(rates, stages)
         return Bench(
             rates=rates,
             stages=stages,
             limit=limit,
-            advice=advice_on(limit, rates, stages, _setting(run, config.data)),
+            advice=recommend(limit, rates, stages, _setting(run, config.data)),
             device=f"{run.program.mesh.size} x {jax.devices()[0].device_kind}",
             batch_size=config.batch_size,
         )

@@ -39,7 +39,7 @@ from jaxrank.checkpoints.retention import Retention
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
 from jaxrank.runtime import processes
-from jaxrank.step import TrainState, Weights, trained, weights_of
+from jaxrank.step import TrainState, Weights, prediction_weights, trained
 
 
 @functools.cache
@@ -73,7 +73,7 @@ _PIECE = 2**26  # bytes per chunk of a stored array
 
 
 class _Training(NamedTuple):
-    """The part of TrainState that is not in `weights_of`. Scratch arrays are not saved.
+    """The part of TrainState that is not in `prediction_weights`. Scratch arrays are not saved.
 
     trained: the weights that training continues from where their average predicts, else {}.
     """
@@ -86,7 +86,7 @@ class _Training(NamedTuple):
     trained: Any
 
 
-def _training_of(state: TrainState) -> _Training:
+def _training_state(state: TrainState) -> _Training:
     slots = {name: table.slots for name, table in state.tables.items()}
     weights = trained(state) if state.average else {}
     return _Training(
@@ -140,8 +140,8 @@ def drop_fields(tree: Any, fields: tuple[str, ...]) -> Any:
     return jax.tree.map(changed, tree, is_leaf=lambda node: isinstance(node, Weights))
 
 
-def _add_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
-    """Inverts `drop_fields`: adds arrays of default values with the shardings of `like`."""
+def _add_defaults(tree: Any, target: Any, fields: tuple[str, ...]) -> Any:
+    """Inverts `drop_fields`: adds arrays of default values with the shardings of `target`."""
     older = _older_weights(fields)
 
     def filled(field: str, shape: Any) -> jax.Array:
@@ -156,7 +156,7 @@ def _add_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
         defaults = {field: filled(field, getattr(shapes, field)) for field in fields}
         return Weights(**(node._asdict() | defaults))
 
-    return jax.tree.map(changed, tree, like, is_leaf=lambda n: isinstance(n, older | Weights))
+    return jax.tree.map(changed, tree, target, is_leaf=lambda n: isinstance(n, older | Weights))
 
 
 def _looked(look: Callable[[], Any]) -> Any:
@@ -238,7 +238,7 @@ class Checkpoints:
         )
         self._manager = _looked(lambda: ocp.CheckpointManager(self.path, options=options))
 
-    def step(self, which: str | int = "newest") -> int | None:
+    def step(self, choice: str | int = "newest") -> int | None:
         """Returns the step of the newest, the best or a named checkpoint, or None without any.
 
         Process 0 decides for all processes, because a concurrent run may save another checkpoint.
@@ -249,28 +249,28 @@ class Checkpoints:
         step = None
         with processes.together():
             if processes.is_first():
-                step = self._find(which)
+                step = self._find(choice)
         return processes.broadcast_value(step)
 
-    def _find(self, which: str | int) -> int | None:
+    def _find(self, choice: str | int) -> int | None:
         steps = sorted(self._manager.all_steps())
-        if which == "newest":
+        if choice == "newest":
             return steps[-1] if steps else None
-        if which == "best":
+        if choice == "best":
             best = self._retention.best(steps)
             return self._find("newest") if best is None else best
-        if str(which).isdecimal() and int(which) in steps:
-            return int(which)
+        if str(choice).isdecimal() and int(choice) in steps:
+            return int(choice)
         raise InputError(
             f"{self.path}: checkpoint must be newest, best or one of the steps {steps}:"
-            f" found {which!r}."
+            f" found {choice!r}."
         )
 
     def reload(self) -> None:
         """Lists the checkpoints again, because a concurrent run saves and deletes some."""
         _looked(self._manager.reload)
 
-    def read(self, which: str | int, read: Callable[[int], Any]) -> tuple[int, Any]:
+    def read(self, choice: str | int, read: Callable[[int], Any]) -> tuple[int, Any]:
         """Reads a checkpoint, and chooses again if a concurrent run deletes it before it is read.
 
         Args:
@@ -284,7 +284,7 @@ class Checkpoints:
             InputError: there is no checkpoint, the named step has none, or `read` fails.
         """
         for _ in range(_LOOKS):
-            step = self.step(which)
+            step = self.step(choice)
             if step is None:
                 break
             try:
@@ -298,7 +298,7 @@ class Checkpoints:
             " was read. Wait until the run saves one, or let it keep more (checkpoint.keep)."
         )
 
-    def trained_on(self) -> str:
+    def data_fingerprint(self) -> str:
         """Returns the data fingerprint in the newest checkpoint, "" if it is absent or damaged."""
         fingerprint = ""
         with processes.together():
@@ -309,7 +309,7 @@ class Checkpoints:
 
     def older(self, step: int) -> int | None:
         """Returns the step of the newest checkpoint before `step`, or None."""
-        return self._next_to(lambda steps: max((s for s in steps if s < step), default=None))
+        return self._choose_step(lambda steps: max((s for s in steps if s < step), default=None))
 
     def newer(self, step: int) -> int | None:
         """Returns the step of the oldest checkpoint after `step`, or None.
@@ -317,9 +317,9 @@ class Checkpoints:
         Checkpoints that a concurrent run has just saved are included.
         """
         self.reload()
-        return self._next_to(lambda steps: min((s for s in steps if s > step), default=None))
+        return self._choose_step(lambda steps: min((s for s in steps if s > step), default=None))
 
-    def _next_to(self, choose: Callable[[Sequence[int]], int | None]) -> int | None:
+    def _choose_step(self, choose: Callable[[Sequence[int]], int | None]) -> int | None:
         chosen = None
         with processes.together():
             if processes.is_first():
@@ -350,11 +350,11 @@ class Checkpoints:
     def is_deleted(self, step: int) -> bool:
         """Returns True if an unreadable checkpoint is being deleted, as process 0 sees it."""
 
-        def is_gone_after(seconds: float) -> bool:
+        def is_missing(seconds: float) -> bool:
             time.sleep(seconds)
             return not (self.path / str(step)).is_dir()
 
-        return processes.broadcast_value(processes.is_first() and any(map(is_gone_after, _PAUSES)))
+        return processes.broadcast_value(processes.is_first() and any(map(is_missing, _PAUSES)))
 
     def move_to_damaged(self, step: int) -> Path:
         """Moves a checkpoint to WORKDIR/damaged, where no run reads it, and returns its path."""
@@ -384,7 +384,7 @@ class Checkpoints:
         Raises:
             RunError: this checkpoint or the one before it could not be written.
         """
-        weights, training = weights_of(state), _training_of(state)
+        weights, training = prediction_weights(state), _training_state(state)
         record = record | {
             "jaxrank_version": jaxrank.__version__,
             "checksums": {"weights": checksums(weights), "training": checksums(training)},
@@ -415,8 +415,8 @@ class Checkpoints:
         restored = self._checked(
             step,
             record,
-            weights=_placed(weights_of(shapes), weights_of(shardings)),
-            training=_placed(_training_of(shapes), _training_of(shardings)),
+            weights=_placed(prediction_weights(shapes), prediction_weights(shardings)),
+            training=_placed(_training_state(shapes), _training_state(shardings)),
         )
         return _joined(state, restored["weights"], restored["training"]), record
 

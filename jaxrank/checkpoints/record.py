@@ -36,7 +36,7 @@ class Metric(NamedTuple):
     higher_is_better: bool
 
 
-def metric_of(record: dict[str, Any]) -> Metric:
+def stored_metric(record: dict[str, Any]) -> Metric:
     return Metric(record["metric"], record["measures"], record["higher_is_better"])
 
 

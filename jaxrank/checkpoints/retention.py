@@ -68,7 +68,7 @@ class Retention:
     def _metric(self, step: int) -> Metric:
         if step not in self._metrics:
             record = run_record.read(self._path / str(step))
-            self._metrics[step] = run_record.metric_of(record)
+            self._metrics[step] = run_record.stored_metric(record)
         return self._metrics[step]
 
 

@@ -191,7 +191,7 @@ def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.
     return np.frombuffer(strings.take(pa.array(order)).buffers()[2], values.dtype)
 
 
-def blank(like: Examples, rows: int) -> Examples:
+def blank(template: Examples, rows: int) -> Examples:
     """Returns examples that only fill a batch: dense 0, ids PAD, lists empty, labels unknown.
 
     They have no `truth` and `kept`.
@@ -201,14 +201,14 @@ def blank(like: Examples, rows: int) -> Examples:
         return np.full((rows, array.shape[1]), value, array.dtype)
 
     return Examples(
-        dense=filled(like.dense, 0),
-        ids=filled(like.ids, PAD),
-        list_lengths=filled(like.list_lengths, 0),
+        dense=filled(template.dense, 0),
+        ids=filled(template.ids, PAD),
+        list_lengths=filled(template.list_lengths, 0),
         list_values=np.zeros(0, np.int32),
-        list_weights=None if like.list_weights is None else np.zeros(0, np.float32),
-        labels=filled(like.labels, np.nan),
-        weights=None if like.weights is None else filled(like.weights, 0),
+        list_weights=None if template.list_weights is None else np.zeros(0, np.float32),
+        labels=filled(template.labels, np.nan),
+        weights=None if template.weights is None else filled(template.weights, 0),
         logit_correction=None
-        if like.logit_correction is None
-        else filled(like.logit_correction, 0),
+        if template.logit_correction is None
+        else filled(template.logit_correction, 0),
     )

@@ -62,7 +62,7 @@ def _file_system(path: str) -> tuple[Any, str]:
         raise InputError(f"{path}: this kind of URL cannot be opened: {error}.") from error
 
 
-def path_of(path: AnyPath) -> UPath:
+def to_path(path: AnyPath) -> UPath:
     """Converts a path or URL to an object with the methods of pathlib.
 
     Raises:
@@ -107,12 +107,12 @@ def find(value: Any) -> list[str]:
     Raises:
         InputError: there are no files.
     """
-    return _each_once(_all_of(value))
+    return _each_once(_find_all(value))
 
 
-def _all_of(value: Any) -> list[str]:
+def _find_all(value: Any) -> list[str]:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [path for entry in value for path in _all_of(entry)]
+        return [path for entry in value for path in _find_all(entry)]
     text = os.fspath(value)
     return _find_local(text) if is_local(text) else _find_remote(text)
 
@@ -153,7 +153,7 @@ def _find_local(text: str) -> list[str]:
 def _listed(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
-        inside = sorted(_data_in(path, path.resolve(), set()))
+        inside = sorted(_list_data(path, path.resolve(), set()))
         return [str(p) for p in inside] or _none_inside(text)
     if path.exists():
         _is_file(path)
@@ -202,7 +202,7 @@ def _check_listed(pattern: str) -> None:
                 raise InputError(f"{pattern}: {directory} must be a directory that can be read.")
 
 
-def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
+def _list_data(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
     """Returns the data files in and below a directory.
 
     Links to directories outside `root` are followed, each of them once. Directories within `root`
@@ -221,7 +221,7 @@ def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
                 if target.is_relative_to(root) or target in linked:
                     continue
                 linked.add(target)
-            paths += _data_in(path, root, linked)
+            paths += _list_data(path, root, linked)
     return paths
 
 
@@ -383,16 +383,16 @@ def write_whole(path: UPath, data: bytes | pa.Buffer) -> None:
 
 def check_parent(output: Path, flag: str = "--output") -> None:
     """Raises InputError unless `output` and its missing parent directories can be created."""
-    there = next(path for path in output.absolute().parents if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "not writable by this user" if there.is_dir() else "not a directory"
+    existing = next(path for path in output.absolute().parents if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "not writable by this user" if existing.is_dir() else "not a directory"
         raise InputError(
-            f"{flag}: {there} must be a writable directory, so that {output} can be created: it is"
-            f" {reason}."
+            f"{flag}: {existing} must be a writable directory, so that {output} can be created:"
+            f" found one that is {reason}."
         )
 
 
-def names_below(path: UPath) -> list[str]:
+def relative_names(path: UPath) -> list[str]:
     """Returns the relative paths of the files in and below a directory."""
     if is_local(str(path)):
         below = Path(str(path))

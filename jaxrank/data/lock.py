@@ -35,7 +35,7 @@ def new_directory(
         yield path
     finally:
         # After a renaming the name may belong to another process.
-        if _is_at(descriptor, path) and not keep():
+        if _is_same_file(descriptor, path) and not keep():
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
@@ -73,7 +73,7 @@ def hold(path: Path, opened: Callable[[], int]) -> int | None:
             continue  # its owner has just moved or removed it
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
+            if _is_same_file(descriptor, path):
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
@@ -84,7 +84,7 @@ def hold(path: Path, opened: Callable[[], int]) -> int | None:
         os.close(descriptor)  # moved or removed before the lock was free
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     """Returns True if a path still refers to the open descriptor."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 
-def starts_of(lengths: np.ndarray) -> np.ndarray:
+def list_starts(lengths: np.ndarray) -> np.ndarray:
     """Returns i64[..], the index of each list's first value, for lists in the order of `lengths`
     [..].
     """
@@ -17,7 +17,7 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns i64[total]: start, start + 1, ... for the length of each list. Both arguments are
     [lists].
     """
-    indices = np.repeat(starts - starts_of(lengths), lengths)
+    indices = np.repeat(starts - list_starts(lengths), lengths)
     indices += np.arange(len(indices))
     return indices
 
@@ -27,7 +27,7 @@ def places_of_lists(lengths: np.ndarray) -> Iterator[np.ndarray]:
 
     Values are concatenated by example and within an example by list.
     """
-    for starts, list_lengths in zip(starts_of(lengths).T, lengths.T, strict=True):
+    for starts, list_lengths in zip(list_starts(lengths).T, lengths.T, strict=True):
         yield ranges(starts, list_lengths)
 
 
@@ -51,17 +51,17 @@ def select_lists(
         return lengths, values, weights
     # An index per selected value, or a mask of all values: 250 and 1070 us if 1 of 8 lists is
     # selected (64 values per example), 1280 and 1300 us for 6 of 8.
-    few = 2 * len(lists) <= lengths.shape[1]
-    where = _index_of(lists, lengths) if few else _mask_of(lists, lengths)
+    use_index = 2 * len(lists) <= lengths.shape[1]
+    where = _value_index(lists, lengths) if use_index else _value_mask(lists, lengths)
     return lengths.take(lists, axis=1), values[where], None if weights is None else weights[where]
 
 
-def _index_of(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # i64[selected values]
-    starts = starts_of(lengths).take(lists, axis=1)
+def _value_index(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # i64[selected values]
+    starts = list_starts(lengths).take(lists, axis=1)
     return ranges(starts.reshape(-1), lengths.take(lists, axis=1).reshape(-1))
 
 
-def _mask_of(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # bool[values]
+def _value_mask(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # bool[values]
     chosen = np.zeros(lengths.shape[1], bool)
     chosen[list(lists)] = True
     return np.repeat(np.tile(chosen, len(lengths)), lengths.reshape(-1))

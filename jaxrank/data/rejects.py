@@ -98,7 +98,7 @@ class Rejects:
                 place.
         """
         if self._before[:2] != (file, offset):  # once per part
-            self._before = file, offset, _lines_before(file, offset)
+            self._before = file, offset, _count_lines(file, offset)
         row += self._before[2]
         if self.policy == "error":
             raise InputError(_message(file, row, column, must, actual, hint))
@@ -164,7 +164,7 @@ def _pseudonymised(record: Any, pseudonymise: Pseudonymise) -> Any:
     return None if record is None else pseudonymise(str(record))
 
 
-def _lines_before(file: str, offset: int) -> int:
+def _count_lines(file: str, offset: int) -> int:
     """Returns the number of lines in the first `offset` bytes of an uncompressed file."""
     lines = 0
     if not offset:

@@ -18,8 +18,8 @@ def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.A
     segments = jnp.where(lists.segments == PAD, of_group * per_example - 1, lists.segments)
     places = round_up(per_example, unit)
     if places != per_example:
-        example, which = jnp.divmod(segments, per_example)
-        segments = example * places + which
+        example, index = jnp.divmod(segments, per_example)
+        segments = example * places + index
     begin = jnp.arange(groups, dtype=jnp.int32)[:, None] * (of_group * places)
     return (segments + begin).reshape(-1)
 

@@ -106,10 +106,10 @@ def _running_sum(counts: jax.Array) -> jax.Array:
     lines = jnp.pad(counts, (0, -size % 128)).reshape(-1, 128)
     triangle = jnp.triu(jnp.ones((128, 128), jnp.float32))
     # Exact below 2**24: a float32 product of whole numbers is exact at this precision.
-    within = jnp.dot(lines, triangle, precision=jax.lax.Precision.HIGHEST)
-    whole = within[:, -1]
+    prefix = jnp.dot(lines, triangle, precision=jax.lax.Precision.HIGHEST)
+    whole = prefix[:, -1]
     before = _running_sum(whole) - whole.astype(jnp.int32)
-    return (before[:, None] + within.astype(jnp.int32)).reshape(-1)[:size]
+    return (before[:, None] + prefix.astype(jnp.int32)).reshape(-1)[:size]
 
 
 def sum_of_rows(

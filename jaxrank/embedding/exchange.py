@@ -137,22 +137,22 @@ class Exchange:
         # takes twice as long to compile.
         def serve(state: Any) -> Any:
             begin, low, carry = state
-            this = jax.lax.cond(
+            current = jax.lax.cond(
                 low == 0,
                 lambda: route.first,
                 lambda: self._round(route.unique, route.starts, begin, low),
             )
-            return this.end, this.high, body(this, carry)
+            return current.end, current.high, body(current, carry)
 
         start = jnp.zeros_like(route.first.begin), jnp.zeros((), jnp.int32), carry
         return jax.lax.while_loop(is_left, serve, start)[2]
 
-    def _buffer_index(self, route: Route, this: Round) -> jax.Array:
+    def _buffer_index(self, route: Route, current: Round) -> jax.Array:
         """Computes the buffer index of each id in a round, i32[m]. PAD for ids not served in it."""
         owner = jnp.minimum(route.key // self.share, self.owners - 1)
         local = route.key - owner * self.share
-        is_served = (local >= this.low) & (local < this.high)
-        offset = route.distinct_index - (route.starts[:-1] + this.begin)[owner]
+        is_served = (local >= current.low) & (local < current.high)
+        offset = route.distinct_index - (route.starts[:-1] + current.begin)[owner]
         return jnp.where(is_served, owner * self.capacity + offset, PAD)
 
     def lookup(
@@ -167,12 +167,12 @@ class Exchange:
             The block of the vectors, zero for ids that do not travel, and the cost of the exchange.
         """
 
-        def serve(this: Round, carry: Any) -> Any:
+        def serve(current: Round, carry: Any) -> Any:
             vectors, stats = carry
-            asked = _as_bits(read(this.asked.reshape(-1)))
+            asked = _as_bits(read(current.asked.reshape(-1)))
             back = _from_bits(self._sent(asked), dtype)
-            vectors = vectors + self.vector_layout.take(back, self._buffer_index(route, this))
-            served = stats.served + jnp.sum(this.asked != PAD, dtype=jnp.int32)
+            vectors = vectors + self.vector_layout.take(back, self._buffer_index(route, current))
+            served = stats.served + jnp.sum(current.asked != PAD, dtype=jnp.int32)
             return vectors, stats._replace(rounds=stats.rounds + 1, served=served)
 
         nothing = jnp.zeros((), jnp.int32)
@@ -190,7 +190,7 @@ class Exchange:
             return self.vector_layout.add(jnp.zeros_like(grads), route.distinct_index, grads)
         return self.vector_layout.sum_sorted(route.rank, grads, route.order)
 
-    def collect(self, route: Route, this: Round, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def collect(self, route: Route, current: Round, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Collects the gradients that arrive at this device in a round.
 
         Arrivals of its r replicas are included, in the same order on all of them. A row occurs at
@@ -203,12 +203,12 @@ class Exchange:
             Local rows i32[r * n * C] and the block of their gradients.
         """
         offset = jnp.arange(self.capacity, dtype=jnp.int32)[None, :]
-        index = (route.starts[:-1] + this.begin)[:, None] + offset
-        is_sent = offset < (this.end - this.begin)[:, None]
+        index = (route.starts[:-1] + current.begin)[:, None] + offset
+        is_sent = offset < (current.end - current.begin)[:, None]
         arrived = self._sent(
             self.vector_layout.take(sums, jnp.where(is_sent, index, PAD).reshape(-1))
         )
-        return jax.lax.all_gather((this.asked.reshape(-1), arrived), meshes.REPLICA, tiled=True)
+        return jax.lax.all_gather((current.asked.reshape(-1), arrived), meshes.REPLICA, tiled=True)
 
     def scan_arrivals(
         self,
@@ -222,8 +222,8 @@ class Exchange:
         See `collect`.
         """
 
-        def serve(this: Round, carry: Carry) -> Carry:
-            row, block = self.collect(route, this, sums)
+        def serve(current: Round, carry: Carry) -> Carry:
+            row, block = self.collect(route, current, sums)
             return body(carry, row, [IndexedVectors(row.shape[0], block)])
 
         return self.scan_rounds(route, serve, carry)
@@ -240,11 +240,11 @@ class Exchange:
             sums.
         """
         begin = route.starts[-1]
-        behind = jnp.pad(route.unique, (0, rows), constant_values=PAD)
-        key = jax.lax.dynamic_slice(behind, (begin,), (rows,))
+        padded = jnp.pad(route.unique, (0, rows), constant_values=PAD)
+        key = jax.lax.dynamic_slice(padded, (begin,), (rows,))
         positions = begin + jnp.arange(rows, dtype=jnp.int32)
-        which = jnp.where(key == PAD, PAD, key - self.owners * self.share)
-        return which, self.vector_layout.take(sums, jnp.where(key == PAD, PAD, positions))
+        local_key = jnp.where(key == PAD, PAD, key - self.owners * self.share)
+        return local_key, self.vector_layout.take(sums, jnp.where(key == PAD, PAD, positions))
 
 
 def _as_bits(vectors: jax.Array) -> jax.Array:

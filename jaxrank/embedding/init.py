@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding.storage import GROUPS, LANES, Storage, row_at
+from jaxrank.embedding.storage import GROUPS, LANES, Storage, split_row
 from jaxrank.layout import Stack, ToTables
 
 _AT_ONCE = 2**16  # replicated rows
@@ -58,7 +58,7 @@ def first_rows(
     blocks = jnp.arange(shape.rows // GROUPS, dtype=jnp.int32)
 
     def one_group(group: jax.Array) -> jax.Array:
-        return values(stack.replicated + row_at(jnp.full_like(blocks, group), blocks))
+        return values(stack.replicated + split_row(jnp.full_like(blocks, group), blocks))
 
     return jax.lax.map(one_group, first + jnp.arange(groups)).reshape(-1, LANES)
 

@@ -63,7 +63,7 @@ def group(row: Any) -> Any:
     return (x >> np.uint32(22)).astype(np.int32)
 
 
-def row_at(group: Any, block: Any) -> Any:
+def split_row(group: Any, block: Any) -> Any:
     """Computes the split row i32[...] with this group and `row // G == block`: inverts `group`."""
     low = (block.astype(np.uint32) * np.uint32(0x9E3779B1)) & np.uint32(0xFFFFFFFF)
     low = (low ^ (low >> np.uint32(15))) >> np.uint32(10)
@@ -124,7 +124,7 @@ class Storage:
             return position
         xp: Any = np if isinstance(position, np.ndarray) else jnp
         group, block = xp.divmod(position, self.rows // GROUPS)
-        return xp.where(position == PAD, PAD, row_at(group, block))
+        return xp.where(position == PAD, PAD, split_row(group, block))
 
 
 class TableState(NamedTuple):

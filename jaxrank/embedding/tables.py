@@ -173,7 +173,7 @@ class Lookup:
             by_scatter=self.is_on_cpu,
         )
 
-    def _exchange_of(self, stack: Stack, batch: Batch) -> Exchange:
+    def _make_exchange(self, stack: Stack, batch: Batch) -> Exchange:
         """Makes the exchange for this device's share of a batch."""
         return self.exchange(stack.name, ids_of_device(self.layout, batch, 1)[stack.name])
 
@@ -196,7 +196,7 @@ class Lookup:
             route: Route | jax.Array | None = None
             if self.parts[stack.name].split and ids.size:
                 if self.exchanges:
-                    route = self._exchange_of(stack, batch).route(self._key(stack, ids))
+                    route = self._make_exchange(stack, batch).route(self._key(stack, ids))
                 else:
                     route = self._position(stack, ids)
             routes[stack.name] = StackRoute(ids, route)
@@ -303,7 +303,7 @@ class Lookup:
             return IndexedVectors(ids.size, views[parts.replicated.name], replicated_ids), None
         table, stats = views[parts.split.name], None
         if isinstance(route, Route):
-            exchange = self._exchange_of(stack, batch)
+            exchange = self._make_exchange(stack, batch)
             take = functools.partial(vector_layout.take, table)
             block, stats = exchange.lookup(route, take, table.dtype)
         elif parts.replicated:
@@ -464,7 +464,7 @@ class Embedding(Lookup):
         ids, route = routed
         grad = self._indexed_gradients(stack, ids.size, batch.lists.get(stack.name), grads)
         if isinstance(route, Route):
-            exchange = self._exchange_of(stack, batch)
+            exchange = self._make_exchange(stack, batch)
             of_owners = exchange.sums(route, joined(vector_layout, grad))
             arrivals = functools.partial(exchange.scan_arrivals, route, of_owners)
             if rows:

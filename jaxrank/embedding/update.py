@@ -83,7 +83,7 @@ class RowUpdate:
         """Updates the share of the rows that this device owns. Returns its scratch array too."""
 
         def change_share(stored, grads, local_row):
-            return self._change(stored, grads, self._row_of(shape, local_row))
+            return self._change(stored, grads, self._to_stack_row(shape, local_row))
 
         def change_read(carry, local_row, grads: list[IndexedVectors], row=None):
             state, scratch = carry
@@ -91,11 +91,11 @@ class RowUpdate:
                 unique, sums = cpu_rows.sum_by_id(local_row, grads, self._share(shape), shape.dim)
                 if self.row_optimizer.native and not self.l2 and not self.clip_norm:
                     return self._update_by_native(shape, state, unique, sums), scratch
-            elif isinstance(self.vector_layout, GpuRowLayout) and self.vector_layout.works_on(
+            elif isinstance(self.vector_layout, GpuRowLayout) and self.vector_layout.supports(
                 state.rows.dtype
             ):
                 if row is None:
-                    row = self._row_of(shape, local_row)
+                    row = self._to_stack_row(shape, local_row)
                 return self._update_by_kernel(self.vector_layout, shape, state, row, grads), scratch
             elif scratch is not None:
                 unique, sums, scratch = sum_by_scratch(
@@ -105,7 +105,7 @@ class RowUpdate:
                 unique, sums = sum_by_sort(self.vector_layout, local_row, grads)
             return self.vector_layout.change(state, unique, sums, change_share), scratch
 
-        def add_up(sums, local_row, grads: list[IndexedVectors], row=None):
+        def sum_rows(sums, local_row, grads: list[IndexedVectors], row=None):
             if not isinstance(self.vector_layout, GpuRowLayout):
                 return add(self.vector_layout, sums, local_row, grads)
             return self.vector_layout.add(
@@ -115,14 +115,14 @@ class RowUpdate:
         if self.l2_scope == "read":
             return arrivals(change_read, (state, scratch))
         # All rows change. Rows that were not read change only by their regularisation.
-        sums = arrivals(add_up, self.vector_layout.zeros(self._share(shape), state.rows.dtype))
+        sums = arrivals(sum_rows, self.vector_layout.zeros(self._share(shape), state.rows.dtype))
         return self.vector_layout.change_all(state, sums, change_share), scratch
 
     def _share(self, shape: Storage) -> int:
         """Returns the number of rows of a split part that a device owns."""
         return shape.rows // self.mesh.shape[meshes.SHARD]
 
-    def _row_of(self, shape: Storage, local_row: jax.Array) -> jax.Array:
+    def _to_stack_row(self, shape: Storage, local_row: jax.Array) -> jax.Array:
         """Maps local rows i32[k] of this device's share of a split part to rows of the stack.
 
         PAD stays PAD.
@@ -131,18 +131,18 @@ class RowUpdate:
         row = shape.row(jnp.where(local_row == PAD, PAD, first + local_row))
         return jnp.where(row == PAD, PAD, self.stack.replicated + row)
 
-    def _local_row_of(self, shape: Storage, row: jax.Array) -> jax.Array:
-        """Maps rows of the stack to local rows: the inverse of `_row_of`."""
+    def _to_local_row(self, shape: Storage, row: jax.Array) -> jax.Array:
+        """Maps rows of the stack to local rows: the inverse of `_to_stack_row`."""
         first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
         position = shape.position(jnp.where(row == PAD, PAD, row - self.stack.replicated))
         return jnp.where(row == PAD, PAD, position - first)
 
     def _change(self, stored: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
         """Computes the change of rows i32[k] and their slots from summed gradients f[k, dim]."""
-        learning_rate = self._learning_rate_of(row)
-        return self._change_by(stored, gradient, learning_rate, self.step, self.applies)
+        learning_rate = self._row_learning_rate(row)
+        return self._compute_change(stored, gradient, learning_rate, self.step, self.applies)
 
-    def _change_by(
+    def _compute_change(
         self,
         stored: TableState,
         gradient: jax.Array,
@@ -178,13 +178,13 @@ class RowUpdate:
 
         def change(stored, gradient, learning_rate, step, applies=None):
             is_applied = None if applies is None else applies != 0
-            return self._change_by(stored, gradient, learning_rate, step, is_applied)
+            return self._compute_change(stored, gradient, learning_rate, step, is_applied)
 
         # Sorted by rows, not by local rows: the gradients of one feature are then read one after
         # another and stay in the cache.
-        local_row_of = functools.partial(self._local_row_of, shape)
+        local_row_of = functools.partial(self._to_local_row, shape)
         return vector_layout.change_read(
-            state, row, local_row_of, grads, change, self._learning_rate_of, tuple(scalars)
+            state, row, local_row_of, grads, change, self._row_learning_rate, tuple(scalars)
         )
 
     def _update_by_native(
@@ -199,14 +199,14 @@ class RowUpdate:
             sums: f32[k, dim], their summed gradients.
         """
         assert self.row_optimizer.native
-        learning_rate = self._learning_rate_of(self._row_of(shape, local_row))
+        learning_rate = self._row_learning_rate(self._to_stack_row(shape, local_row))
         if self.applies is not None:
             local_row = jnp.where(self.applies, local_row, PAD)
         return TableState(
             *self.row_optimizer.native(*state, local_row, sums, learning_rate, shape.width)
         )
 
-    def _learning_rate_of(self, row: jax.Array) -> jax.Array:
+    def _row_learning_rate(self, row: jax.Array) -> jax.Array:
         """Returns the learning rate f[], or f[k, 1] of rows i32[k] of the stack."""
         return (
             self.learning_rate * self.lr_multipliers.multipliers(row)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from jaxrank import json_files
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.columns import read_column
 from jaxrank.data.encode.raw_numbers import raw_numbers
 from jaxrank.data.encode.times import DAY as DAY_SECONDS
 from jaxrank.data.encode.times import seconds
@@ -81,7 +81,7 @@ def check_column(store: Store, split: Split, name: str, flag: str) -> None:
         finish([take(first)])
 
 
-def names_of(store: Store, split: Split, by: str, flag: str) -> list[str]:
+def column_names(store: Store, split: Split, by: str, flag: str) -> list[str]:
     """Returns the columns that a text such as "hour,device" names. A column of that name wins."""
     if "," not in by or by in _columns(store, split):
         return [by]
@@ -248,7 +248,7 @@ def _take_times(times: str, form: str, path: str) -> _Take:
         assert block.kept is not None
         batch = pa.RecordBatch.from_pydict({times: block.kept.column(times)})
         chunk = Chunk(batch, path, numbered(1, batch.num_rows))
-        return seconds(column_of(chunk, times), time_format=form)
+        return seconds(read_column(chunk, times), time_format=form)
 
     return take
 

@@ -138,7 +138,7 @@ def score(workdir: str, run: Opened) -> ScoredRun:
         InputError: no label is known, or the checkpoint cannot be restored.
     """
     scoring.check_labelled(run.split)
-    step, weights = run.checkpoints.read(load_run(workdir).judged_by, run.weights)
+    step, weights = run.checkpoints.read(load_run(workdir).default_checkpoint, run.weights)
     scores = scoring.score_all(run.predictor, weights, run.split, run.batch_size)
     return ScoredRun.from_scores(workdir, run, step, scores)
 
@@ -157,10 +157,10 @@ def check_rows(first: ScoredRun, other: ScoredRun) -> None:
         a, b = (list(run.tasks).index(task) for run in (first, other))
         labels = first.scores.labels[:, a] != other.scores.labels[:, b]
         weights = ~np.isclose(first.scores.weights[:, a], other.scores.weights[:, b])
-        for what, differ in (("labels", labels), ("weights", weights)):
+        for kind, differ in (("labels", labels), ("weights", weights)):
             if differ.any():
                 raise InputError(
-                    f"{must}: found other {what} of task {task!r} in {int(differ.sum()):,} of"
+                    f"{must}: found other {kind} of task {task!r} in {int(differ.sum()):,} of"
                     f" {rows[0]:,} rows, first in row {int(differ.argmax()) + 1:,}. {hint}"
                 )
     kept = [_kept(run.split) for run in (first, other)]

@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.build import (
-    dims_of,
     make_model,
     make_predictor,
     model_fields,
+    table_dims,
     untrained,
     weights_shape,
 )
@@ -104,7 +104,7 @@ class SavedRun(NamedTuple):
         return {part: self.config.optim[part].name for part in ("dense", "tables")}
 
     @property
-    def judged_by(self) -> str:
+    def default_checkpoint(self) -> str:
         """The checkpoint that represents the run: "best" with early stopping, else "newest"."""
         return "best" if self.config.eval.early_stopping_patience else "newest"
 
@@ -152,13 +152,13 @@ class SavedRun(NamedTuple):
         check_extends(extending, table)
         return extending.values(table.name).slice(0, table.rows - RESERVED_ROWS)
 
-    def check_trained_on(self, store: Store, checkpoints: Checkpoints) -> None:
+    def check_training_data(self, store: Store, checkpoints: Checkpoints) -> None:
         """Checks that a store at the path of the run's own data still has that data.
 
         Raises:
             InputError: the run was trained on other data.
         """
-        expected = checkpoints.trained_on()
+        expected = checkpoints.data_fingerprint()
         split = store.split(self.config.data.train, "data.train")
         if expected and split.fingerprint != expected:
             raise InputError(
@@ -170,7 +170,7 @@ class SavedRun(NamedTuple):
     def layout(self) -> Layout:
         """Returns the layout of the run's tables."""
         hot = workdirs.load_placement(self.directory)
-        return layouts.layout(self.schema, dims_of(self.schema, self.config.embedding), hot)
+        return layouts.layout(self.schema, table_dims(self.schema, self.config.embedding), hot)
 
     def weights_shape(self) -> Weights:
         """Returns the shapes of the weights that predict, without using a device."""
@@ -216,11 +216,11 @@ class Opened(NamedTuple):
 
     def groups(self, by: str) -> slices.Groups | None:
         """Reads the columns to slice by, None if `by` is empty. See `slices.groups_of`."""
-        return slices.groups_of(self.store, self._stored_split(), by) if by else None
+        return slices.read_groups(self.store, self._stored_split(), by) if by else None
 
     def clusters(self) -> slices.Clusters | None:
         """Reads the clusters of the run, if it has any. See `slices.clusters_of`."""
-        return slices.clusters_of(self.store, self._stored_split(), self.cluster)
+        return slices.read_clusters(self.store, self._stored_split(), self.cluster)
 
     def _stored_split(self) -> Split:
         return self.store.split(self.split.name)
@@ -255,7 +255,7 @@ def open_run(
 
     checkpoints = Checkpoints(run.directory, read_only=True)
     if not data:
-        run.check_trained_on(store, checkpoints)
+        run.check_training_data(store, checkpoints)
     size = batch_size or run.config.eval.batch_size
     left = untrained(run.config, run.schema)
     cluster = run.config.eval.cluster

@@ -8,7 +8,7 @@ import numpy as np
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.evaluation.columns import UNKNOWN, Column, names_of, read_columns
+from jaxrank.evaluation.columns import UNKNOWN, Column, column_names, read_columns
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 
@@ -81,7 +81,7 @@ def sort_by_size(members: Sequence[np.ndarray]) -> list[int]:
     return [i for i in order if len(members[i])]
 
 
-def groups_of(store: Store, split: Split, by: str) -> Groups:
+def read_groups(store: Store, split: Split, by: str) -> Groups:
     """Reads the columns to slice by.
 
     Args:
@@ -92,7 +92,7 @@ def groups_of(store: Store, split: Split, by: str) -> Groups:
     Raises:
         InputError: a column is absent, holds lists, or there are more than MOST distinct values.
     """
-    columns = read_columns(store, split, names_of(store, split, by, "--by"), "--by")
+    columns = read_columns(store, split, column_names(store, split, by, "--by"), "--by")
     groups = Groups(*columns[0]) if len(columns) == 1 else _joined(columns, by)
     present = np.count_nonzero(np.bincount(groups.code, minlength=1))
     if present > MOST:
@@ -103,14 +103,14 @@ def groups_of(store: Store, split: Split, by: str) -> Groups:
     return groups
 
 
-def clusters_of(store: Store, split: Split, column: str) -> Clusters | None:
+def read_clusters(store: Store, split: Split, column: str) -> Clusters | None:
     """Reads the column `eval.cluster`. Returns None if it is empty.
 
     Examples whose value is missing or outside the vocabulary are independent. They may belong to
     very many clusters, so one for all of them would make intervals far too wide.
 
     Raises:
-        InputError: as in `groups_of`.
+        InputError: as in `read_groups`.
     """
     if not column:
         return None

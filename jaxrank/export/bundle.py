@@ -20,7 +20,7 @@ from jaxrank.data.keyed_hash import Pseudonymise, fingerprint, pseudonymise, rea
 from jaxrank.data.lock import empty_directory
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
-from jaxrank.data.spec.resolve import resolve_again
+from jaxrank.data.spec.resolve import resolve_stored
 from jaxrank.errors import InputError
 from jaxrank.export import dense_part as dense_parts
 from jaxrank.export import signature as signatures
@@ -207,7 +207,7 @@ def check_packages(flag: str) -> None:
 def bundle_features(source: Source) -> FeatureSpec:
     """Returns the resolved features of a run, which a bundle can encode."""
     features = feature_spec(to_plain(source.run.config.features))
-    return resolve_again(features, source.run.schema, source.store.schema)
+    return resolve_stored(features, source.run.schema, source.store.schema)
 
 
 def _key(path: str, source: Source) -> tuple[bytes | None, Pseudonymise | None]:

@@ -8,7 +8,7 @@ import jaxrank
 from jaxrank.data.spec.entries import CategoricalSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
-from jaxrank.data.spec.resolve import resolve_again
+from jaxrank.data.spec.resolve import resolve_stored
 from jaxrank.data.store.reader import Store
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
@@ -27,7 +27,7 @@ def recipe(
         config: of the run, as plain data.
     """
     schema = layout.schema
-    spec = resolve_again(feature_spec(config["features"]), schema, store.schema)
+    spec = resolve_stored(feature_spec(config["features"]), schema, store.schema)
     return {
         "jaxrank_version": jaxrank.__version__,
         "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],

@@ -36,7 +36,7 @@ class Progress:
 
         more: names of further files that `make` may write.
         """
-        if not all(self._is_complete(file) for file in self._files_of(name)):
+        if not all(self._is_complete(file) for file in self._recorded_files(name)):
             self._state["files"].pop(name, None)
         if name not in self._state["files"]:
             result = make(self._directory / name)
@@ -72,7 +72,7 @@ class Progress:
         """Removes the record of complete files."""
         self._path.unlink()
 
-    def _files_of(self, name: str) -> dict[str, Any]:
+    def _recorded_files(self, name: str) -> dict[str, Any]:
         return self._state["files"].get(name, {})
 
     def _is_complete(self, file: str) -> bool:

@@ -52,16 +52,16 @@ class Requests(NamedTuple):
         return cls(tuple(c for text in context for c in text.split(",") if c), values)
 
 
-def columns_of(spec: FeatureSpec) -> list[str]:
-    """Returns the raw columns that a resolved spec's features and `derived_of` read."""
-    derived = derived_of(spec)
+def raw_columns(spec: FeatureSpec) -> list[str]:
+    """Returns the raw columns that a resolved spec's features and `derived_columns` read."""
+    derived = derived_columns(spec)
     names = _read_by_features(spec)
     names += [column for entry in derived for column in entry.columns]
     computed = {entry.name for entry in derived}
     return [name for name in dict.fromkeys(names) if name not in computed]
 
 
-def derived_of(spec: FeatureSpec) -> list[DerivedSpec]:
+def derived_columns(spec: FeatureSpec) -> list[DerivedSpec]:
     """Returns the derived columns that a resolved spec's features read, in order."""
     read, result = set(_read_by_features(spec)), []
     for entry in reversed(spec.derived):
@@ -89,7 +89,7 @@ def _sequences(spec: FeatureSpec) -> list[SequenceSpec]:
 
 def _has_request_time(spec: FeatureSpec) -> bool:
     """Returns True if `time` is read only as a time, which that of a request can replace."""
-    reading = [entry.kind for entry in derived_of(spec) if spec.time in entry.columns]
+    reading = [entry.kind for entry in derived_columns(spec) if spec.time in entry.columns]
     by_sequences = any(sequence.time for sequence in _sequences(spec))
     is_time = {"hour", "weekday", "age"}.issuperset(reading) and bool(reading or by_sequences)
     others = dataclasses.replace(spec, sequences=())
@@ -115,7 +115,7 @@ def signature(
     fields = ("name", "length", "separator", "log", "missing_indicator", "column", "index")
     return {
         "columns": _columns(spec, types, requests),
-        "derived": [json_files.plain(entry) for entry in derived_of(spec)],
+        "derived": [json_files.plain(entry) for entry in derived_columns(spec)],
         "time_format": spec.time_format,
         "dense": [
             {field: getattr(entry, field) for field in fields}
@@ -135,7 +135,7 @@ def signature(
 
 
 def _columns(spec: FeatureSpec, types: pa.Schema, requests: Requests) -> list[dict[str, Any]]:
-    names = columns_of(spec)
+    names = raw_columns(spec)
     for pattern in (*requests.context, *requests.defaults):
         if not fnmatch.filter(names, pattern):
             flag = "--context" if pattern in requests.context else "--default"

@@ -54,7 +54,7 @@ def write_index(
     total = sum(1 + len(values) for _, values in vocabularies)
     bits = min(_MOST_BITS, max(1, (total // 2).bit_length() - 1))
     for attempt in range(_ATTEMPTS):
-        seeds = {name: seed_of(name, attempt) for name, _ in vocabularies}
+        seeds = {name: hash_seed(name, attempt) for name, _ in vocabularies}
         try:
             steps = _write(_records(vocabularies, seeds), total, bits, path, scratch)
         except _CollisionError:
@@ -66,7 +66,7 @@ def write_index(
     )
 
 
-def seed_of(table: str, attempt: int) -> int:
+def hash_seed(table: str, attempt: int) -> int:
     """Returns the seed of a table's hashes, below 2^63."""
     return xxhash.xxh3_64_intdigest(f"{attempt}/{table}".encode()) >> 1
 

@@ -96,7 +96,7 @@ def open_source(workdir: str, checkpoint: str, data: str) -> Source:
     )
     store = run.open_data(data)
     if not data:
-        run.check_trained_on(store, checkpoints)
+        run.check_training_data(store, checkpoints)
     path = checkpoints.directory(step)
     saved = Path(path) / "weights"
     stored = CheckpointReader(saved, sums["weights"])

@@ -163,7 +163,7 @@ def _auc(x: Floats, y: Floats, w: Floats) -> Floats:
     positives, negatives = w * y, w * (1 - y)
     starts = np.flatnonzero(np.append(True, x[1:] != x[:-1])) if len(x) else np.zeros(0, np.intp)
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(x))))
-    of_positives, of_negatives = (_share_below(part, starts) for part in (positives, negatives))
+    of_positives, of_negatives = (_lower_share(part, starts) for part in (positives, negatives))
     auc = _mean(of_negatives[group], positives)
     total = w.sum()
     # A label between 0 and 1 is a positive and a negative.
@@ -174,7 +174,7 @@ def _auc(x: Floats, y: Floats, w: Floats) -> Floats:
     return in_order
 
 
-def _share_below(weights: Floats, starts: np.ndarray) -> Floats:
+def _lower_share(weights: Floats, starts: np.ndarray) -> Floats:
     """Returns the share of the weights with a lower score than each group, ties by half."""
     if not len(starts):
         return weights

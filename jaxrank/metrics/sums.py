@@ -106,7 +106,7 @@ def batch_sums(
         predicted=(weights * predictions).sum(0),
         observed=(weights * labels).sum(0),
         spread=(weights * losses.spreads(labels, kinds)).sum(0),
-        histogram=_histogram(outputs, labels, weights, losses.columns_of("binary", kinds)),
+        histogram=_histogram(outputs, labels, weights, losses.task_indices("binary", kinds)),
         means={
             name: (weights * mean(predictions, labels)).sum(0)
             for name, mean in means(kinds).items()

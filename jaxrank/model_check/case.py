@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxrank import config as configs
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_model, make_step_spec
+from jaxrank.build import make_model, make_step_spec, table_dims
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.examples import Examples
@@ -61,9 +61,9 @@ class Case(NamedTuple):
                 return jnp.asarray(np.where(random.random(shape.shape) < 0.7, 0, PAD), jnp.int32)
             return jnp.asarray(random.normal(size=shape.shape), shape.dtype)
 
-        like = model_inputs(self.layout).shapes(examples)
-        arrays = jax.tree.map(values, (like.all_dense, like.all_reads))
-        return Inputs(like.names, *arrays)
+        shapes = model_inputs(self.layout).shapes(examples)
+        arrays = jax.tree.map(values, (shapes.all_dense, shapes.all_reads))
+        return Inputs(shapes.names, *arrays)
 
     def variables(self) -> tuple[Any, Any]:
         """Returns random parameters, none of them 0, and the initial state of the model."""
@@ -80,7 +80,7 @@ class Case(NamedTuple):
         mesh = (
             meshes.make_mesh(devices=devices)
             if isinstance(devices, int)
-            else meshes.mesh_of(devices, 1)
+            else meshes.device_mesh(devices, 1)
         )
         step_spec = make_step_spec(
             self.config,
@@ -129,7 +129,7 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
         config.batch_size, config.steps_per_execution = BATCH, STEPS
         config.data.shards, config.mesh.replicas, config.mesh.devices = DEVICES, 1, 0
     schema = _small(data.schema)
-    layout = layouts.layout(schema, dims_of(schema, config.embedding))
+    layout = layouts.layout(schema, table_dims(schema, config.embedding))
     return Case(config, layout, make_model(config.model, schema))
 
 

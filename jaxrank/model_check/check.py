@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank.config_files import line_of
+from jaxrank.config_files import error_line
 from jaxrank.errors import InputError
 from jaxrank.model_check import functions as pure
 from jaxrank.model_check import programs
@@ -125,7 +125,7 @@ def _run(name: str, function: Callable[[], Verdict]) -> Check:
     try:
         verdict = function()
     except Exception as error:  # of any kind: it is the user's program
-        name = _property_of(error) or name
+        name = _violated_property(error) or name
         verdict = Verdict(FAIL, _described(error), _ADVICE.get(name, ""))
     return Check(name, *verdict, seconds=time.monotonic() - began)
 
@@ -137,7 +137,7 @@ _ADVICE = {
 }
 
 
-def _property_of(error: Exception) -> str:
+def _violated_property(error: Exception) -> str:
     """Returns the property that an error violates, or an empty text."""
     if isinstance(error, _OF_TRACING):
         return "tracing"
@@ -151,7 +151,7 @@ def _described(error: Exception) -> str:
     text = " ".join(str(error).split())[:300]
     if not isinstance(error, InputError):
         text = f"{type(error).__name__}: {text}"
-    line = line_of(error, "")
+    line = error_line(error, "")
     return f"{line}: {text}" if line else text
 
 

@@ -16,7 +16,7 @@ from jaxrank.model_check.case import DEVICES, STEPS, Case
 from jaxrank.program import CompiledSteps
 from jaxrank.selftest.check import NOT_APPLICABLE, Verdict, passes
 from jaxrank.selftest.devices import relative_difference
-from jaxrank.step import TrainState, weights_of
+from jaxrank.step import TrainState, prediction_weights
 
 # Largest difference over the largest number, as in `selftest.devices`.
 _TOLERANCE = 1e-3
@@ -137,7 +137,7 @@ def _trained(
     program: CompiledSteps, state: TrainState, losses: list[np.ndarray], following: Batch
 ) -> Trained:
     batch = _put(program, jax.tree.map(lambda x: x[0], following), 0)
-    logits, _, _ = program.predictor.predict(weights_of(state), batch)
+    logits, _, _ = program.predictor.predict(prediction_weights(state), batch)
     host = jax.device_get(state._replace(scratch={}))
     return Trained(np.concatenate([*losses, np.zeros(0, np.float32)]), np.asarray(logits), host)
 

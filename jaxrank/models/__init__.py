@@ -30,7 +30,7 @@ from jaxrank.models.factorization_machine import FactorizationMachine
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.products import plain_layers
 from jaxrank.models.ranker import Ranker
-from jaxrank.models.registry import RANKER, module_of, register
+from jaxrank.models.registry import RANKER, find_module, register
 from jaxrank.models.tower import BATCH_MOMENTS, BatchNorm, Dropout
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
     "build",
     "describe",
     "from_flax",
-    "module_of",
+    "find_module",
     "register",
 ]
 
@@ -167,7 +167,7 @@ def build(*, tasks: int, name: str = RANKER, **config: Any) -> Model:
     Raises:
         InputError: no model has that name, or a field is unknown or invalid.
     """
-    module: Any = module_of(name)
+    module: Any = find_module(name)
     return from_flax(module(**fields.check(module, tasks, config)))
 
 

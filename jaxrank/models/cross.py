@@ -145,7 +145,7 @@ class MixCross(nn.Module):
 
 
 def _each(layers: int, axes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {name.format(i): along for i in range(layers) for name, along in axes.items()}
+    return {name.format(i): array_axes for i in range(layers) for name, array_axes in axes.items()}
 
 
 def _init_of_each(

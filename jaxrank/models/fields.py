@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxrank.errors import InputError
-from jaxrank.models.registry import module_of, names
-from jaxrank.validate import default_of, field, is_supported, parse
+from jaxrank.models.registry import find_module, names
+from jaxrank.validate import field, field_default, is_supported, parse
 
 # Fields of a module that the framework sets, and that are not fields of a config.
 _OF_FRAMEWORK = ("parent", "name", "tasks", "parents", "initial_bias")
 
 
 @functools.cache
-def section_of(module: Any) -> type:
+def make_section(module: Any) -> type:
     """Makes the section of a Flax module: a dataclass with its fields and those of all models.
 
     A field whose type a config cannot hold keeps its default and is not in the section.
@@ -38,12 +38,12 @@ def section_of(module: Any) -> type:
     for model_field in dataclasses.fields(module):
         if model_field.name in _OF_FRAMEWORK:
             continue
-        if default_of(model_field) is dataclasses.MISSING:
+        if field_default(model_field) is dataclasses.MISSING:
             raise InputError(
                 f"{module.__name__}.{model_field.name} must have a default: found none."
             )
         if is_supported(kinds[model_field.name]):
-            factory: Any = functools.partial(default_of, model_field)
+            factory: Any = functools.partial(field_default, model_field)
             entry: Any = dataclasses.field(default_factory=factory, metadata=model_field.metadata)
             entries.append((model_field.name, kinds[model_field.name], entry))
     parents = field(
@@ -65,8 +65,8 @@ class _Sections(Mapping[str, type]):
     """{name of a registered model: its section}."""
 
     def __getitem__(self, name: str) -> type:
-        module: Any = module_of(name)
-        return section_of(module)
+        module: Any = find_module(name)
+        return make_section(module)
 
     def __iter__(self) -> Iterator[str]:
         return iter(names())
@@ -87,7 +87,7 @@ def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
     if not _whole(tasks) or tasks < 1:
         raise InputError(f"a model needs a whole number of tasks, at least 1: found {tasks!r}.")
     model_fields = {name: value for name, value in config.items() if name not in _OF_FRAMEWORK}
-    section: Any = section_of(module)
+    section: Any = make_section(module)
     parsed: Any = parse(section, model_fields, "model")
     fields = {
         entry.name: getattr(parsed, entry.name)

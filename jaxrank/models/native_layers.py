@@ -57,14 +57,14 @@ def _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps):
 def _forward(x, kernel, bias, x0, past, is_bfloat16, form):
     keeps = form == "cross"
     out, multiplied = _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps)
-    by = {"plain": None, "relu": out, "cross": x0}[form]
-    return out, (x, kernel, bias, by, past, multiplied)
+    factor = {"plain": None, "relu": out, "cross": x0}[form]
+    return out, (x, kernel, bias, factor, past, multiplied)
 
 
 def _backward(is_bfloat16, form, kept, grad):
-    x, kernel, bias, by, past, multiplied = kept
-    is_x0 = form == "cross" and by is None
-    by = x if is_x0 else by
+    x, kernel, bias, factor, past, multiplied = kept
+    is_x0 = form == "cross" and factor is None
+    factor = x if is_x0 else factor
     grad, x0_grad = grad if form == "cross" else (grad, None)
     batch, (n, width), size = math.prod(grad.shape[:-2]), grad.shape[-2:], x.shape[-1]
     parts = min(max(n // _PART, 1), _MOST_PARTS)
@@ -76,7 +76,7 @@ def _backward(is_bfloat16, form, kept, grad):
         _floats(0 if x0_grad is None else batch, n, width),
         _floats(max(_panels(batch, width, size), sums)),
     )
-    operands = [_joined(a, 2) for a in (grad, x, kernel, by)] + [
+    operands = [_joined(a, 2) for a in (grad, x, kernel, factor)] + [
         multiplied,
         _joined(x0_grad, 2),
     ]

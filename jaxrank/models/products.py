@@ -134,10 +134,10 @@ def layer(
         return by_xla(*operands)
 
     def cpu(*operands: Any) -> Any:
-        like = jax.eval_shape(by_xla, *operands)
+        shape = jax.eval_shape(by_xla, *operands)
         wide = jax.tree.map(lambda a: a.astype(jnp.float32), operands)
         results = native_layers.layer(*wide, precision in _ROUNDING, form)
-        return jax.tree.map(lambda a, b: a.astype(b.dtype), results, like)
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), results, shape)
 
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=by_xla)
 

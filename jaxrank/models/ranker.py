@@ -230,7 +230,9 @@ class Ranker(nn.Module):
             crossed = None  # products of all pairs
         elif self.cross != "none":
             read = self._cross_network(parent=None).read_axes()
-            axes |= {f"cross/{name}": dict.fromkeys(along, x0) for name, along in read.items()}
+            axes |= {
+                f"cross/{name}": dict.fromkeys(array_axes, x0) for name, array_axes in read.items()
+            }
         trunk = crossed
         if self.mlp_units:
             reads = x0 if self._is_parallel else crossed

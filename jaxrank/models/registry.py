@@ -39,7 +39,7 @@ def names() -> list[str]:
     return sorted(_MODULES)
 
 
-def module_of(name: str) -> type[nn.Module]:
+def find_module(name: str) -> type[nn.Module]:
     """Returns the module registered under a name.
 
     Raises:

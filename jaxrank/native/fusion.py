@@ -21,8 +21,8 @@ def fusion_barrier(function: Callable[..., jax.Array], *operands: jax.Array) -> 
 
 def _branch(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def branched(*operands: jax.Array) -> jax.Array:
-        always = jax.lax.optimization_barrier(jnp.bool_(True))
+        true = jax.lax.optimization_barrier(jnp.bool_(True))
         out = jax.eval_shape(function, *operands)
-        return jax.lax.cond(always, function, lambda *_: jnp.zeros(out.shape, out.dtype), *operands)
+        return jax.lax.cond(true, function, lambda *_: jnp.zeros(out.shape, out.dtype), *operands)
 
     return branched

@@ -166,10 +166,10 @@ def exchanged(layout: Layout, partition: Partition, dense: DensePart) -> int:
 
 def shortage(needed: Bytes, memory: int) -> str:
     """Returns an error text if the bytes of a device exceed its memory, or else an empty text."""
-    over = needed.total - memory
-    if over <= 0:
+    excess = needed.total - memory
+    if excess <= 0:
         return ""
     return (
         f"a device must need at most its memory of {format_bytes(memory)}: found"
-        f" {format_bytes(needed.total)}, {format_bytes(over)} too much."
+        f" {format_bytes(needed.total)}, {format_bytes(excess)} too much."
     )

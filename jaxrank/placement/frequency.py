@@ -22,9 +22,9 @@ def chance(counts: np.ndarray, examples: int, share: int) -> np.ndarray:
     different, place = np.unique(counts, return_inverse=True)
     # If fewer than `share` examples are without the row, no draw misses it.
     rest = [math.lgamma(max(examples - share - c, 0) + 1) for c in different.tolist()]
-    without = [math.lgamma(max(examples - c, 0) + 1) for c in different.tolist()]
+    log_ways = [math.lgamma(max(examples - c, 0) + 1) for c in different.tolist()]
     whole = math.lgamma(examples + 1) - math.lgamma(max(examples - share, 0) + 1)
-    missed = np.exp(np.array(without) - np.array(rest) - whole)
+    missed = np.exp(np.array(log_ways) - np.array(rest) - whole)
     chances = np.where(different > examples - share, (different > 0) * 1.0, 1 - missed)
     return chances[place]
 

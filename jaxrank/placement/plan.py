@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import defaults, embedding
-from jaxrank.build import dims_of, make_list_room, make_run_schedule, make_workload
+from jaxrank.build import make_list_room, make_run_schedule, make_workload, table_dims
 from jaxrank.data.batches import room
 from jaxrank.data.batches.room import ListRoom
 from jaxrank.data.examples import Examples
@@ -80,7 +80,7 @@ def plan(
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = open_data(located, config.eval.metric, report)
     config = choose_unset(config, workdir, data, report)
-    lists = lists_of(config, data, report)
+    lists = plan_list_room(config, data, report)
     planner = PlacementPlanner(make_workload(config, data.schema, lists), data)
     cost = planner.cost(machine)
     size = config.batch_size
@@ -160,7 +160,7 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
     return PlanInputs(reads.schema, reads, sample, None)
 
 
-def lists_of(config: ConfigDict, data: PlanInputs, report: Report) -> ListRoom:
+def plan_list_room(config: ConfigDict, data: PlanInputs, report: Report) -> ListRoom:
     """Returns the room for lists that a run allocates, or an estimate if there is no store."""
     if data.split is not None:
         steps = make_run_schedule(config, data.split.rows).num_steps
@@ -168,7 +168,7 @@ def lists_of(config: ConfigDict, data: PlanInputs, report: Report) -> ListRoom:
         room.report_room(lists, report)
         return lists
     lists = room.estimated_room(
-        layout(data.schema, dims_of(data.schema, config.embedding)),
+        layout(data.schema, table_dims(data.schema, config.embedding)),
         {"list_lengths": data.traffic.list_lengths},
         batch_size=config.batch_size,
         shards=config.data.shards,

@@ -174,8 +174,8 @@ def _candidate(
 def _first_counts(table: Table, reads: TableReads) -> np.ndarray:
     """Computes smoothed counts f64[k], falling, of rows 0, 1, ..., as far as they can be hot."""
     counts = np.zeros(min(table.rows, MOST_HOT_ROWS), np.int64)
-    within = reads.rows < len(counts)
-    counts[reads.rows[within]] = reads.counts[within]
+    in_range = reads.rows < len(counts)
+    counts[reads.rows[in_range]] = reads.counts[in_range]
     # The rows of missing and unknown values come first, whatever their frequency.
     reserved = 0 if table.encoding == "integer" else min(RESERVED_ROWS, len(counts) - 1)
     smooth = np.concatenate([counts[:reserved], falling(counts[reserved:])])

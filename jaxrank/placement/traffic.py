@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrank.data import examples as ex
 from jaxrank.data.examples import Examples
-from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
+from jaxrank.data.ragged import list_starts, places_of_lists, positions, ranges
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
@@ -196,7 +196,7 @@ def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
 
     Lists that are not combined are cut to their number of places.
     """
-    starts = starts_of(examples.list_lengths)
+    starts = list_starts(examples.list_lengths)
     columns = []
     for i, entry in enumerate(schema.ragged):
         lengths = examples.list_lengths[:, i].astype(np.int64)
@@ -248,7 +248,7 @@ def _merged(pieces: list[TableReads]) -> TableReads:
     return TableReads(rows, counts)
 
 
-def batches(reads: Reads, batch_size: int, without: np.ndarray, seed: int) -> Iterator[Examples]:
+def batches(reads: Reads, batch_size: int, excluded: np.ndarray, seed: int) -> Iterator[Examples]:
     """Yields shuffled batches without end. The order of parts is random.
 
     Args:
@@ -256,7 +256,7 @@ def batches(reads: Reads, batch_size: int, without: np.ndarray, seed: int) -> It
     """
     random = np.random.default_rng([seed, len(reads.part_rows)])
     every = np.arange(len(reads.part_rows))
-    others = np.setdiff1d(every, without)
+    others = np.setdiff1d(every, excluded)
     chosen = others if reads.part_rows[others].sum() >= batch_size else every
     pending: list[Examples] = []
     while True:

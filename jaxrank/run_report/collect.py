@@ -63,18 +63,20 @@ def _checkpoint(known: Mapping[str, Any]) -> str:
 def _unfinished(directory: Path, report: Report) -> dict[str, Any]:
     """Returns the summary of a run that has none, with the scores of its newest checkpoint."""
     run = load_run(directory)
-    tables = summary.tables_of(run.schema, workdirs.load_placement(directory))
+    tables = summary.describe_tables(run.schema, workdirs.load_placement(directory))
     store = None
     try:
         store = run.open_data()
-        data = {"store": str(store.path), "splits": summary.statistics_of(store)}
+        data = {"store": str(store.path), "splits": summary.split_statistics(store)}
     except InputError as error:
         report(f"{directory}: its data cannot be read, and is not shown: {error}")
         data = {"store": "", "splits": {}}
     result = None
     if workdirs.has_checkpoint(directory) and store is not None and run.config.data.valid:
         report(f"Scoring the checkpoint of {directory}, which has no summary.json")
-        scored = evaluate(str(directory), checkpoint=run.judged_by, split=_split(run, store))
+        scored = evaluate(
+            str(directory), checkpoint=run.default_checkpoint, split=_split(run, store)
+        )
         result = json_files.plain(scored) | {"checkpoint_step": scored.step, "days": []}
     return {
         "version": "",

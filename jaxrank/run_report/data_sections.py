@@ -164,13 +164,16 @@ def _shifts(first: Statistics, second: Statistics) -> list[tuple[Any, ...]]:
 def _largest(name: str, kind: str, a: _Measures, b: _Measures) -> tuple[Any, ...]:
     missing = "empty" if kind == "ragged" else "missing"
     changes = []
-    for what, before, after in ((missing, a.missing, b.missing), ("unknown", a.unknown, b.unknown)):
+    for quantity, before, after in (
+        (missing, a.missing, b.missing),
+        ("unknown", a.unknown, b.unknown),
+    ):
         if before is not None and after is not None:
-            changes.append((abs(after - before), what, _percent(before), _percent(after)))
+            changes.append((abs(after - before), quantity, _percent(before), _percent(after)))
     if a.mean is not None and b.mean is not None:
         unit = a.std if kind == "dense" else abs(a.mean)
         change = abs(b.mean - a.mean) / (unit or 1.0)
         word = "mean" if kind == "dense" else "mean length"
         changes.append((change, word, number(a.mean), number(b.mean)))
-    shift, what, before_text, after_text = max(changes, default=(0.0, "", "", ""))
-    return shift, name, what, before_text, after_text
+    shift, quantity, before_text, after_text = max(changes, default=(0.0, "", "", ""))
+    return shift, name, quantity, before_text, after_text

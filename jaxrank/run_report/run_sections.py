@@ -32,8 +32,8 @@ def learning_curves(runs: Sequence[RunReport]) -> list[Markup]:
         task, _, metric = name.rpartition("/")
         title = f"{task} {TITLES.get(metric, metric)}" if task else name
         pair = [
-            lines(f"{title} over {over}", series, x_label=over, y_label=title)
-            for over, series in (
+            lines(f"{title} over {axis}", series, x_label=axis, y_label=title)
+            for axis, series in (
                 ("steps", _series(runs, name, "steps")),
                 (_unit(runs)[0], _series(runs, name, "seconds")),
             )
@@ -83,12 +83,12 @@ def _unit(runs: Sequence[RunReport]) -> tuple[str, float]:
     return ("hours", 3600.0) if longest > 7200 else ("seconds", 1.0)
 
 
-def _series(runs: Sequence[RunReport], name: str, over: str) -> list[Series]:
+def _series(runs: Sequence[RunReport], name: str, axis: str) -> list[Series]:
     series = []
-    unit = 1.0 if over == "steps" else _unit(runs)[1]
+    unit = 1.0 if axis == "steps" else _unit(runs)[1]
 
     def xs(curve: Curve) -> np.ndarray:
-        return getattr(curve, over) / unit
+        return getattr(curve, axis) / unit
 
     for i, run in enumerate(runs):
         color = COLORS[i % len(COLORS)]

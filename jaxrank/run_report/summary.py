@@ -38,7 +38,7 @@ def write(
         result: of the command that finished the run.
         config: with a value in every field.
         store: the data of the run.
-        tables: see `tables_of`.
+        tables: see `describe_tables`.
         devices: their number and kind.
         description: model, tables and data as text.
 
@@ -55,7 +55,7 @@ def write(
         "result": shown,
         "description": description,
         "devices": devices,
-        "data": {"store": str(store.path), "splits": statistics_of(store)},
+        "data": {"store": str(store.path), "splits": split_statistics(store)},
         "tables": tables,
         "config": to_plain(config),
     }
@@ -75,7 +75,7 @@ def read(directory: Path) -> dict[str, Any] | None:
     return json_files.read(path) if path.is_file() else None
 
 
-def statistics_of(store: Store) -> dict[str, Any]:
+def split_statistics(store: Store) -> dict[str, Any]:
     """Returns the statistics of each split, without the parts that only merging needs."""
     return {
         name: {k: v for k, v in split.statistics.items() if k not in _LARGE}
@@ -83,7 +83,7 @@ def statistics_of(store: Store) -> dict[str, Any]:
     }
 
 
-def tables_of(schema: Schema, hot: Mapping[str, ReplicatedRows]) -> list[dict[str, Any]]:
+def describe_tables(schema: Schema, hot: Mapping[str, ReplicatedRows]) -> list[dict[str, Any]]:
     """Returns the rows of each table, and how many of them every device has.
 
     Args:

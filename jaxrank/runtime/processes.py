@@ -187,7 +187,7 @@ def gather_values(value: Any) -> list[Any]:
     return [json.loads(text) for text in (_gather(text) if place()[1] > 1 else [text])]
 
 
-def check_same(what: str, value: str) -> None:
+def check_same(name: str, value: str) -> None:
     """Raises InputError in all processes unless `value` is the same in all."""
     if place()[1] == 1:
         return
@@ -199,7 +199,7 @@ def check_same(what: str, value: str) -> None:
         if len(value) <= _SHOWN:
             shown = f": {digests[others[0]][1]} and {digests[0][1]}"
         raise InputError(
-            f"{what} must be the same in all processes: process {others[0]} differs from"
+            f"{name} must be the same in all processes: process {others[0]} differs from"
             f" process 0{shown}. Start all processes with the same version, config and files."
         )
 

@@ -111,8 +111,8 @@ def _initialize(**arguments: Any) -> None:
 
 
 @contextlib.contextmanager
-def _reported_if_slow(what: str) -> Iterator[None]:
-    timer = threading.Timer(_IMPATIENCE, sys.stderr.write, [f"jaxrank: {what}\n"])
+def _reported_if_slow(action: str) -> Iterator[None]:
+    timer = threading.Timer(_IMPATIENCE, sys.stderr.write, [f"jaxrank: {action}\n"])
     timer.daemon = True
     timer.start()
     try:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
 from jaxrank.aot import scaling
-from jaxrank.aot.topology import topology_of
+from jaxrank.aot.topology import find_topology
 from jaxrank.errors import InputError
 from jaxrank.report import format_bytes
 from jaxrank.runtime import processes
@@ -43,7 +43,7 @@ def exchange(mesh: Mesh, size: int, seconds: float) -> Verdict:
     devices = mesh.size
     width = max(1, size // 4 // devices)
 
-    def once(local: Any) -> Any:
+    def collective(local: Any) -> Any:
         return jax.lax.all_to_all(local, meshes.EXAMPLES, 0, 0, tiled=True)
 
     def first(index: Any) -> Any:
@@ -54,7 +54,7 @@ def exchange(mesh: Mesh, size: int, seconds: float) -> Verdict:
         rows = jnp.arange(devices, dtype=jnp.float32) * devices + index
         return jnp.broadcast_to(rows[:, None], (devices, width))
 
-    return _verdict(mesh, "all-to-all", once, first, expected, 4 * devices * width, seconds)
+    return _verdict(mesh, "all-to-all", collective, first, expected, 4 * devices * width, seconds)
 
 
 def all_reduce(mesh: Mesh, size: int, seconds: float) -> Verdict:
@@ -62,7 +62,7 @@ def all_reduce(mesh: Mesh, size: int, seconds: float) -> Verdict:
     devices = mesh.size
     width = max(1, size // 4)
 
-    def once(local: Any) -> Any:
+    def collective(local: Any) -> Any:
         return meshes.total(mesh, local / devices)
 
     def first(index: Any) -> Any:
@@ -71,13 +71,13 @@ def all_reduce(mesh: Mesh, size: int, seconds: float) -> Verdict:
     def expected(index: Any) -> Any:
         return jnp.full(width, (devices - 1) / 2, jnp.float32)
 
-    return _verdict(mesh, "all-reduce", once, first, expected, 4 * width, seconds)
+    return _verdict(mesh, "all-reduce", collective, first, expected, 4 * width, seconds)
 
 
 def _verdict(
     mesh: Mesh,
     opcode: str,
-    once: Callable[[Any], Any],
+    collective: Callable[[Any], Any],
     first: Callable[[Any], Any],
     expected: Callable[[Any], Any],
     size: int,
@@ -86,13 +86,13 @@ def _verdict(
     """Measures a collective whose result on each device is known.
 
     Args:
-        once: the collective, of a device's array.
+        collective: the operation, of a device's array.
         first, expected: the array of a device before and after it, by the device's index.
         size: bytes of the result per device.
     """
     if mesh.size == 1:
         return Verdict(NOT_APPLICABLE, "one device")
-    wrong, took = measure(mesh, once, first, expected, seconds)
+    wrong, took = measure(mesh, collective, first, expected, seconds)
     if wrong:
         return Verdict(
             FAIL,
@@ -115,7 +115,7 @@ def _verdict(
 def predicted(mesh: Mesh, opcode: str, size: int) -> float | None:
     """Returns the seconds that the model of `aot` predicts, None for unknown devices."""
     try:
-        topology = topology_of(mesh.devices.flat[0].device_kind, mesh.size)
+        topology = find_topology(mesh.devices.flat[0].device_kind, mesh.size)
         return scaling.collective_seconds(opcode, size, topology) if topology else None
     except InputError:  # a number of chips that no slice has
         return None
@@ -123,7 +123,7 @@ def predicted(mesh: Mesh, opcode: str, size: int) -> float | None:
 
 def measure(
     mesh: Mesh,
-    once: Callable[[Any], Any],
+    collective: Callable[[Any], Any],
     first: Callable[[Any], Any],
     expected: Callable[[Any], Any],
     seconds: float,
@@ -137,12 +137,12 @@ def measure(
 
     def start() -> Any:
         local = first(index())
-        after = once(local)
+        after = collective(local)
         differs = jnp.abs(after - expected(index())) > 1e-3
         return local, jax.lax.psum(jnp.sum(differs, dtype=jnp.int32), meshes.EXAMPLES)
 
     def repeat(local: Any, count: Any) -> Any:
-        local = jax.lax.fori_loop(0, count, lambda _, x: once(x), local)
+        local = jax.lax.fori_loop(0, count, lambda _, x: collective(x), local)
         return local, jax.lax.psum(jnp.float32(0) * local.ravel()[0], meshes.EXAMPLES)
 
     local, wrong = jax.jit(on_devices(start, in_specs=()))()

@@ -17,7 +17,7 @@ from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.program import CompiledSteps
 from jaxrank.run import Run
 from jaxrank.selftest.check import NOT_APPLICABLE, Verdict, passes
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 
 # Largest difference over the largest number. Sums of float32 in another order differ by far less,
 # and a lost gradient by far more. Other devices round products more.
@@ -87,7 +87,7 @@ def check(run: Run, executions: int, *, each_device: bool) -> Verdict:
 def _alone(run: Run, device: Any, executions: int) -> Trained:
     """Trains on one device of this process, with the whole batches."""
     config, program = run.config, run.program
-    mesh = meshes.mesh_of([device], 1)
+    mesh = meshes.device_mesh([device], 1)
     step_spec = make_step_spec(
         config,
         program.predictor.layout,
@@ -126,7 +126,7 @@ def _train(
         )
         losses.append(np.asarray(metrics.loss))
     batch = jax.tree.map(lambda x: x[0], next(batches))
-    logits, _, _ = program.predictor.predict(weights_of(state), put(batch, 0))
+    logits, _, _ = program.predictor.predict(prediction_weights(state), put(batch, 0))
     return Trained(np.concatenate(losses), np.asarray(logits))
 
 

@@ -79,5 +79,5 @@ def _seconds(function: Callable[[Any], None], batches: Iterator[Any], seconds: f
         return (time.perf_counter() - began) / count
 
     timed(_WARM)
-    once = max(processes.gather_values(timed(_WARM)))
-    return max(processes.gather_values(timed(max(2, int(seconds / max(once, 1e-6))))))
+    rate = max(processes.gather_values(timed(_WARM)))
+    return max(processes.gather_values(timed(max(2, int(seconds / max(rate, 1e-6))))))

@@ -212,11 +212,11 @@ def _broken(name: str, ended: _Ended, size: Size) -> Check:
             "Check that all processes run, that all ports between the hosts are open, and on GPUs"
             " what NCCL_DEBUG=INFO reports.",
         )
-    how = f"signal {-ended.status}" if ended.status < 0 else f"status {ended.status}"
+    ending = f"signal {-ended.status}" if ended.status < 0 else f"status {ended.status}"
     return Check(
         name,
         FAIL,
-        f"the process ended with {how}: {_error(ended.log)}",
+        f"the process ended with {ending}: {_error(ended.log)}",
         "Read the message. The other processes may print more.",
     )
 

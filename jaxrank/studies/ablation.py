@@ -64,7 +64,7 @@ def runs(context: Context) -> Runs:
     if options.steps:
         common |= {"num_steps": options.steps, "num_epochs": 0.0}
     full = yield from tuning.resolve(config, common)
-    groups = groups_of(options.group, full["features"])
+    groups = parse_groups(options.group, full["features"])
     common |= _chosen(config_files.to_plain(config), full["config"])
     seeds = [config.seed + i for i in range(options.runs)]
     runs_of = {FULL: "full"} | {group: f"without-{_file_name(group)}" for group in groups}
@@ -98,7 +98,7 @@ def runs(context: Context) -> Runs:
     )
 
 
-def groups_of(entries: Sequence[str], features: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def parse_groups(entries: Sequence[str], features: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Returns the features of each group.
 
     Args:

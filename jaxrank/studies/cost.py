@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jaxrank import config_files
 from jaxrank.aot.prices import Prices
 from jaxrank.aot.scaling import RATES
-from jaxrank.aot.topology import Topology, topology, topology_of
-from jaxrank.studies.scaling import OPEN_BATCH, describe_devices, shards_for
+from jaxrank.aot.topology import Topology, find_topology, topology
+from jaxrank.studies.scaling import OPEN_BATCH, describe_devices, round_shards
 from jaxrank.studies.study import (
     Context,
     Outcome,
@@ -105,7 +105,7 @@ def _present(values: Mapping[str, Any], prices: Prices) -> _Machine:
         cores = values["cores"]
         name = f"CPU here, {cores} cores"
         return _Machine(name, _MEASURED, cores * prices.usd_per_hour("cpu"), None)
-    machine = topology_of(values["kind"], values["count"])
+    machine = find_topology(values["kind"], values["count"])
     if machine is None:
         prices.usd_per_hour(values["kind"])  # raises, or the user has named it so
         price = values["count"] * prices.usd_per_hour(values["kind"])
@@ -125,7 +125,7 @@ def _specs(
             **overrides,
             "mesh.devices": 0,
             "batch_size": batch,
-            "data.shards": shards_for(devices, context.config.data.shards),
+            "data.shards": round_shards(devices, context.config.data.shards),
         }
         specs.append(RunSpec(f"estimated-{model}-{name}", changes, "estimate", {"topology": name}))
     return specs

@@ -70,22 +70,22 @@ def runs(context: Context) -> Runs:
     stores += [(initial, size) for size in options.block_sizes if size != _BLOCK]
     prepared = yield [_store(*store) for store in stores]
     stored = {s: result for s, result in zip(stores, prepared, strict=True) if result.is_done}
-    chosen = _NAIVE | _overrides_of(stored.get((initial, _BLOCK)))
+    chosen = _NAIVE | _store_overrides(stored.get((initial, _BLOCK)))
     rows: list[_Row] = []
 
     # One setting after the other: each keeps the best values of those before it.
-    values = {s: chosen | _overrides_of(stored[s]) for s in stored if s[1] == _BLOCK}
+    values = {s: chosen | _store_overrides(stored[s]) for s in stored if s[1] == _BLOCK}
     rates = yield from _rates(values, options)
     naive, naive_overrides = rates.get((initial, _BLOCK)), dict(chosen)
     rows.append(_Row("naive", "one thread, no prefetch", naive))
     rows += [_Row("compression", c or _NO_COMPRESSION, r) for (c, _), r in rates.items()]
     compression, _ = _fastest(rates, (initial, _BLOCK))
 
-    values = {s: chosen | _overrides_of(stored[s]) for s in stored if s[0] == initial}
+    values = {s: chosen | _store_overrides(stored[s]) for s in stored if s[0] == initial}
     rates = yield from _rates(values, options)
     rows += [_Row("block size", size, rate) for (_, size), rate in rates.items()]
     _, block = _fastest(rates, (initial, _BLOCK))
-    chosen |= _overrides_of(stored.get((compression, _BLOCK)))
+    chosen |= _store_overrides(stored.get((compression, _BLOCK)))
 
     counts = [n for n in dict.fromkeys((0, *options.workers)) if n == 0 or data.shards % n == 0]
     values = {n: chosen | {"data.num_workers": n} for n in counts}
@@ -119,7 +119,7 @@ def _store(compression: str, block_size: int) -> RunSpec:
     return RunSpec(name, {"data.compression": compression}, "store", {"block_size": block_size})
 
 
-def _overrides_of(prepared: RunResult | None) -> dict[str, Any]:
+def _store_overrides(prepared: RunResult | None) -> dict[str, Any]:
     """Returns the overrides that read a prepared store. Without one, the run reads the study's."""
     if prepared is None:
         return {}
@@ -207,12 +207,12 @@ def _outcome(
     )
 
 
-def _gain(what: str, naive: float | None, rates: Sequence[float | None]) -> list[str]:
+def _gain(quantity: str, naive: float | None, rates: Sequence[float | None]) -> list[str]:
     best = max((rate for rate in rates if rate), default=0.0)
     if not naive:
-        return [f"{what} with naive settings could not be measured."]
+        return [f"{quantity} with naive settings could not be measured."]
     return [
-        f"{what} is {best / naive:.2f} times as fast as with one thread and no prefetching"
+        f"{quantity} is {best / naive:.2f} times as fast as with one thread and no prefetching"
         f" ({best:,.0f} against {naive:,.0f} examples/s)."
     ]
 

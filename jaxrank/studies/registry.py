@@ -17,7 +17,7 @@ from jaxrank.studies.execution import outcome as outcomes
 from jaxrank.studies.execution.directories import Directories
 from jaxrank.studies.execution.executor import WORKER
 from jaxrank.studies.study import DEVICES, Context, Outcome, RunResult, Study
-from jaxrank.validate import check_choice, default_of, parse, rules_of
+from jaxrank.validate import check_choice, field_default, field_rules, parse
 
 
 def _stability() -> Study:
@@ -111,7 +111,11 @@ def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
 
 
 def _add_flag(group: Any, field: dataclasses.Field, kind: Any) -> None:
-    flag, rules, default = f"--{field.name.replace('_', '-')}", rules_of(field), default_of(field)
+    flag, rules, default = (
+        f"--{field.name.replace('_', '-')}",
+        field_rules(field),
+        field_default(field),
+    )
     if kind is bool:
         group.add_argument(flag, action="store_true", help=rules.help)
         return
@@ -140,7 +144,7 @@ def _entries(kind: type, text: str) -> tuple[Any, ...]:
         raise argparse.ArgumentTypeError(must) from error
 
 
-def options_of(study: Study, flags: Mapping[str, Any]) -> Any:
+def make_options(study: Study, flags: Mapping[str, Any]) -> Any:
     """Returns the options of a study from the parsed flags.
 
     Raises:

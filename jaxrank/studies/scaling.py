@@ -93,7 +93,7 @@ def _powers(present: Mapping[str, Any]) -> list[int]:
     return [2**i for i in range(most.bit_length())]
 
 
-def shards_for(devices: int, shards: int) -> int:
+def round_shards(devices: int, shards: int) -> int:
     """Returns the smallest multiple of the devices that is at least `shards`."""
     return devices * -(-shards // devices)
 
@@ -103,7 +103,7 @@ def _overrides(context: Context, devices: int, ratio: int) -> dict[str, Any]:
     return {
         "mesh.devices": devices,
         "batch_size": (context.config.batch_size or OPEN_BATCH) * ratio,
-        "data.shards": shards_for(devices, context.config.data.shards),
+        "data.shards": round_shards(devices, context.config.data.shards),
     }
 
 

@@ -89,18 +89,18 @@ def tuned(
     losses: dict[tuple[str, Point], float] = {}
     moving = set(sides) if rounds else set()
     for _ in range(rounds):
-        around = {
+        neighbours = {
             side: [_moved(centers[side], move) for move in (_CENTER, *_AROUND)] for side in moving
         }
         new = [
             (side, point)
             for side in sides
-            for point in around.get(side, ())
+            for point in neighbours.get(side, ())
             if (side, point) not in losses
         ]
         results = yield [_spec(sides[side], point, resolved, factor) for side, point in new]
         losses |= {key: loss(result) for key, result in zip(new, results, strict=True)}
-        for side, points in around.items():
+        for side, points in neighbours.items():
             values = [losses[side, point] for point in points]
             best = points[values.index(min(values))]
             if best == centers[side]:
@@ -117,5 +117,5 @@ def _spec(spec: RunSpec, point: Point, resolved: Mapping[str, Any], factor: floa
     return RunSpec(name, overrides, spec.kind, spec.settings, spec.devices)
 
 
-def _moved(point: Point, by: Point) -> Point:
-    return point[0] + by[0], point[1] + by[1]
+def _moved(point: Point, difference: Point) -> Point:
+    return point[0] + difference[0], point[1] + difference[1]

@@ -78,8 +78,8 @@ class LastBatches:
                 if step - self._steps < number <= step:
                     _save(folder, number, jax.tree.map(lambda x, i=i: x[i], batches))
         if processes.is_first():
-            about = {"step": step, "why": why, "checkpoint": checkpoint}
-            json_files.write(folder / "about.json", about)
+            description = {"step": step, "why": why, "checkpoint": checkpoint}
+            json_files.write(folder / "about.json", description)
         return f" The batches up to it are in {folder}."
 
 

@@ -187,5 +187,5 @@ class Profile:
                 self._stop()
         if kind is None and self._step < self._after:
             traced = self._step > self._before
-            what = f"Only steps up to {self._step} were" if traced else "Nothing was"
-            self._report(f"{what} traced: training ended at step {self._step}")
+            subject = f"Only steps up to {self._step} were" if traced else "Nothing was"
+            self._report(f"{subject} traced: training ended at step {self._step}")

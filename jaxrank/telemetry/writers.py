@@ -189,8 +189,8 @@ class _Scalars:
         return shown, released
 
     def _release(self, name: str, held: Iterable[tuple[float, int, Any]]) -> None:
-        for then, step, value in held:
-            self.write(then, step, _scalars({name: value}))
+        for written, step, value in held:
+            self.write(written, step, _scalars({name: value}))
 
     def write(self, now: float, step: int, shown: Summary) -> None:
         self.events.write_event(Event(wall_time=now, step=step, summary=shown))

@@ -55,7 +55,7 @@ class _Readings:
             return {}
         return None if self._axes is None else self._axes.get(array, {})
 
-    def arrays_of(self, features: str | tuple[str, ...]) -> list[str]:
+    def feature_arrays(self, features: str | tuple[str, ...]) -> list[str]:
         """Returns the arrays that belong to one feature, or to several together."""
         return [name for name, reading in (self._axes or {}).items() if reading == features]
 
@@ -98,7 +98,7 @@ class InputMap:
         features = self._new.reading(array)
         if not isinstance(features, str | tuple):
             return array
-        new, old = (run.arrays_of(features) for run in (self._new, self._old))
+        new, old = (run.feature_arrays(features) for run in (self._new, self._old))
         if array in old:
             return array
         end = _name_in_module(array)
@@ -207,11 +207,11 @@ def carry_layers(
     def carry_array(path: tuple[Any, ...], value: np.ndarray) -> np.ndarray:
         name = dotted(path)
         array = _array_name(path, params)
-        was = _replaced(path, array, inputs.old_array(array))
+        old_array = _replaced(path, array, inputs.old_array(array))
         of_optimizer = name.startswith("opt_state.")
         if of_optimizer and not optimizer:
             return value
-        before = read(was) if was in known else None
+        before = read(old_array) if old_array in known else None
         carried_value = None if before is None else inputs.carried(array, before, value)
         if not of_optimizer:
             whole = carried_value is not None and carried_value is before

@@ -97,7 +97,7 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
     return state
 
 
-def workdir_of(source: str) -> tuple[Path, str]:
+def parse_source(source: str) -> tuple[Path, str]:
     """Returns the workdir and the step that `--init-from` names. The step may be empty.
 
     Raises:
@@ -110,10 +110,10 @@ def workdir_of(source: str) -> tuple[Path, str]:
 
 
 def _open(source: str) -> _Older:
-    path, which = workdir_of(source)
+    path, choice = parse_source(source)
     run = evaluate.load_run(path)
     checkpoints = Checkpoints(path, read_only=True)
-    step = checkpoints.step(which or run.judged_by)
+    step = checkpoints.step(choice or run.default_checkpoint)
     if step is None:
         raise InputError(
             f"--init-from: {path} must hold a checkpoint: found none. Wait until the run saves one."
@@ -125,7 +125,7 @@ def _open(source: str) -> _Older:
     )
     finished = files.is_finished(path)
     parts = weights, training
-    return _Older(run, step, run.layout(), *parts, bool(which), finished)
+    return _Older(run, step, run.layout(), *parts, bool(choice), finished)
 
 
 def _check_tasks(older: _Older, schema: Schema) -> None:
@@ -204,14 +204,14 @@ def _start_layers(
     return new_state._replace(average=state.average._replace(**average)), carried
 
 
-def _put(values: Any, like: Any) -> Any:
+def _put(values: Any, template: Any) -> Any:
     """Puts arrays of the host on the devices with the shardings of another tree."""
     return jax.tree.map(
         lambda value, array: jax.make_array_from_callback(
             array.shape, array.sharding, lambda index: np.asarray(value)[index]
         ),
         values,
-        like,
+        template,
     )
 
 
@@ -256,12 +256,12 @@ def _feature_changes(older: _Older, new_run: Run) -> list[str]:
         for s in (older.layout.schema, new_run.schema)
     )
     messages = []
-    for what, these, others in (("new", after, before), ("dropped", before, after)):
-        names = [name for name in these if name not in others]
+    for kind, features, others in (("new", after, before), ("dropped", before, after)):
+        names = [name for name in features if name not in others]
         if names:
-            messages.append(f"{what} features: {', '.join(names)}")
-    was = {f.name: f for f in older.layout.schema.dense}
-    scaled = [f.name for f in new_run.schema.dense if was.get(f.name, f) != f]
+            messages.append(f"{kind} features: {', '.join(names)}")
+    old_dense = {f.name: f for f in older.layout.schema.dense}
+    scaled = [f.name for f in new_run.schema.dense if old_dense.get(f.name, f) != f]
     if scaled:
         messages.append(
             f"dense features with another scale, to which layers must adapt: {', '.join(scaled)}"
@@ -292,9 +292,9 @@ def _table_changes(older: _Older, new_run: Run, rows: Rows) -> list[str]:
         more = f"{len(carried) - _MOST_REPORTED} more tables with new or dropped rows"
         carried[_MOST_REPORTED:] = [more]
     messages = [f"rows of tables by value: {_row_counts(*total)}", *carried, *messages]
-    gone = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
-    if gone:
-        messages.append(f"dropped tables: {', '.join(gone)}")
+    dropped = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
+    if dropped:
+        messages.append(f"dropped tables: {', '.join(dropped)}")
     if not _same_row_optimizer(older, new_run):
         messages.append("state of the table optimizer reinitialised (another optimizer)")
     return messages

@@ -48,9 +48,9 @@ def _marked(workdir: Path) -> Iterator[str]:
     """Holds the lock of `workdir`, and yields the text that it wrote to the lock file."""
     descriptor, is_new, new_directories = _lock(workdir)
     had_checkpoints = (workdir / "checkpoints").exists()
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    who = f"process {os.getpid()} on {socket.gethostname()} since {since}"
-    mark = f"{secrets.token_hex(8)} {who}"
+    start = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    holder = f"process {os.getpid()} on {socket.gethostname()} since {start}"
+    mark = f"{secrets.token_hex(8)} {holder}"
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, mark.encode())
@@ -108,10 +108,10 @@ def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
 
 def _held(path: Path) -> RunError:
     """Returns the error for a lock that another process holds, with the name of that process."""
-    _, _, who = path.read_text().partition(" ") if path.is_file() else ("", "", "")
+    _, _, holder = path.read_text().partition(" ") if path.is_file() else ("", "", "")
     return RunError(
-        f"{path.parent}: another process trains in this workdir{who and ': '}{who}. Wait for it,"
-        f" or remove {path} if that machine was lost and its lock remains."
+        f"{path.parent}: another process trains in this workdir{holder and ': '}{holder}. Wait for"
+        f" it, or remove {path} if that machine was lost and its lock remains."
     )
 
 

@@ -21,7 +21,7 @@ def used(config: Mapping[str, Any]) -> dict[str, dict[str, dict[str, str]]]:
         config: plain.
     """
     names = {("model", config["model"]["name"])}
-    names |= {("loss", task_losses.name_of(entry)) for entry in config["task_losses"].values()}
+    names |= {("loss", task_losses.loss_name(entry)) for entry in config["task_losses"].values()}
     entries: dict[str, dict[str, dict[str, str]]] = {}
     for (kind, name), origin in extensions.origins().items():
         if kind == "metric" or (kind, name) in names:

@@ -60,7 +60,7 @@ def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
     keep = position < entry.max_length
     cut, cut_lengths = _chosen(ids, lengths, keep)
     kept = None if weights is None else weights[keep]
-    return Lists(cut, cut_lengths, kept, int((~keep).sum()), int(over.sum()))
+    return Lists(cut, cut_lengths, kept, int((~keep).sum()), int(overlong.sum()))
 
 
 def positions(lengths: np.ndarray) -> np.ndarray:

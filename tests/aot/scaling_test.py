@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import mesh as meshes
 from jaxrank.aot import devices, scaling
 from jaxrank.aot.costs import costs
-from jaxrank.aot.topology import sides, topology, topology_of
+from jaxrank.aot.topology import find_topology, sides, topology
 from jaxrank.step import MODEL_SCOPE
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
@@ -21,7 +21,7 @@ WHOLE = P()
 
 def compiled_text(function, *shapes, slice_name="v3-8", spec=WHOLE, donated=(), **options):
     """Compiles a function of whole arrays, or of a device's share if `spec` splits them."""
-    mesh = meshes.mesh_of(devices.devices(topology(slice_name)), 1)
+    mesh = meshes.device_mesh(devices.devices(topology(slice_name)), 1)
     there = NamedSharding(mesh, spec)
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there) for x in shapes]
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -249,7 +249,7 @@ def test_an_exchange_takes_what_the_work_between_its_start_and_its_end_leaves(si
         array(jnp.bfloat16, side, side),
         array(jnp.bfloat16, side, side),
     )
-    options = meshes.exchange_options(meshes.mesh_of(devices.devices(topology("v5e-8")), 1))
+    options = meshes.exchange_options(meshes.device_mesh(devices.devices(topology("v5e-8")), 1))
     texts = [compiled_text(step, *shapes, slice_name="v5e-8", **alone) for alone in ({}, options)]
     plain, started = (scaling.step_time(text, topology("v5e-8"), 8, 1) for text in texts)
     (product,) = (cost for cost in costs(texts[1]) if cost.flops)
@@ -263,7 +263,7 @@ def test_an_exchange_takes_what_the_work_between_its_start_and_its_end_leaves(si
 
 
 def test_a_step_takes_as_long_in_a_call_of_one_as_in_one_of_many():
-    def text_of(steps):
+    def hlo_text(steps):
         def call(x):
             def step(_, x):
                 return jax.lax.psum(jnp.dot(x, x) * 1e-3, meshes.SHARD)
@@ -272,11 +272,11 @@ def test_a_step_takes_as_long_in_a_call_of_one_as_in_one_of_many():
 
         return compiled_text(call, array(jnp.float32, 1024, 1024))
 
-    single, many = (scaling.step_time(text_of(n), topology("v3-8"), 64, n) for n in (1, 5))
+    single, many = (scaling.step_time(hlo_text(n), topology("v3-8"), 64, n) for n in (1, 5))
     assert single.total == pytest.approx(many.total, rel=0.2)
     assert single.product_flops == many.product_flops == 2 * 1024**3
     with pytest.raises(ValueError, match="no exchange .* 7 steps"):
-        scaling.step_time(text_of(5), topology("v3-8"), 64, 7)
+        scaling.step_time(hlo_text(5), topology("v3-8"), 64, 7)
 
 
 def test_what_the_model_does_is_known_by_its_scope_forward_and_backward():
@@ -309,8 +309,8 @@ def test_exchanges_of_gpus_take_the_time_of_the_slower_links(name, opcode, milli
 
 
 def test_gpus_are_estimated_by_the_program_for_a_slice_of_as_many_devices():
-    assert scaling.stand_in(topology("a100-4")).name == "v6e-4"
-    assert scaling.stand_in(topology("v3-8")).name == "v3-8"
+    assert scaling.substitute(topology("a100-4")).name == "v6e-4"
+    assert scaling.substitute(topology("v3-8")).name == "v3-8"
 
     def product(a, b):
         return jnp.dot(a, b, precision="default")
@@ -324,6 +324,6 @@ def test_gpus_are_estimated_by_the_program_for_a_slice_of_as_many_devices():
 @pytest.mark.parametrize("name", ["v2-8", "v3-32", "v4-16", "v5e-16", "v5p-16", "v6e-4"])
 def test_devices_that_are_present_have_the_name_of_their_slice(name):
     there = devices.devices(topology(name))
-    assert topology_of(there[0].device_kind, len(there)) == topology(name)
-    assert topology_of("NVIDIA H100 80GB HBM3", 8).name == "h100-8"
-    assert topology_of("cpu", 8) is None
+    assert find_topology(there[0].device_kind, len(there)) == topology(name)
+    assert find_topology("NVIDIA H100 80GB HBM3", 8).name == "h100-8"
+    assert find_topology("cpu", 8) is None

@@ -16,7 +16,7 @@ from runs import nothing, saved, store_config
 from jaxrank import cli, config_files, loop
 from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
-from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
+from jaxrank.bench.advice import STAGES, Setting, Throughput, find_limit, recommend
 from jaxrank.data import examples
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.pipeline import TrainBatches
@@ -177,7 +177,7 @@ def test_each_part_of_the_input_is_reported_with_the_time_that_it_took(tmp_path,
         monkeypatch.setattr(where, name, call)
 
     stored = prepared(tmp_path / "store")
-    split, make = stored.split("train"), batches_of(stored.schema)
+    split, make = stored.split("train"), make_batches(stored.schema)
     slowed(StoredSplit, "read_block", "read", 0.5)
     slowed(examples, "gather", "shuffle", 0.25)
     slowed(Batcher, "fill", "pack", 0.125)
@@ -197,7 +197,7 @@ def test_each_part_of_the_input_is_reported_with_the_time_that_it_took(tmp_path,
 
 def test_decompression_costs_where_blocks_are_compressed(tmp_path):
     stored = prepared(tmp_path / "store", compression="zstd")
-    result = input_stages.measure(stored.split("train"), batches_of(stored.schema), 256, 0.2)
+    result = input_stages.measure(stored.split("train"), make_batches(stored.schema), 256, 0.2)
     assert result["decompress"] > 0
 
 
@@ -212,12 +212,12 @@ def test_parquet_that_is_read_directly_costs_reading(tmp_path):
     )
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
     result = direct.open_direct(features, source)
-    costing = input_stages.measure(result.split("train"), batches_of(result.schema), 256, 0.2)
+    costing = input_stages.measure(result.split("train"), make_batches(result.schema), 256, 0.2)
     assert max(costing, key=costing.get) == "read"
     assert costing["decompress"] == 0
 
 
-def batches_of(schema):
+def make_batches(schema):
     def make(split):
         return TrainBatches(
             split,
@@ -302,6 +302,6 @@ def test_the_limit_and_the_setting_to_change_follow_from_the_numbers(
     rates, costing, changes, limit, advice
 ):
     rates, lines = Throughput(*rates), stages(**costing)
-    assert limit_of(rates, lines) == limit
-    result = advice_on(limit, rates, lines, SETTING._replace(**changes))
+    assert find_limit(rates, lines) == limit
+    result = recommend(limit, rates, lines, SETTING._replace(**changes))
     assert advice in result

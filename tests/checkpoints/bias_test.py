@@ -51,7 +51,7 @@ def older(request, store, tmp_path_factory):
     folder = tmp_path_factory.mktemp("older")
     decay, lacking = request.param
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("weights_of", "_training_of"):
+        for name in ("prediction_weights", "_training_state"):
             original = getattr(manager, name)
             patch.setattr(manager, name, lambda s, of=original: drop_fields(of(s), lacking))
         c = older_config(store, lacking, num_steps=8, ema_decay=decay)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import quick_compile
 import tiny
-from rankers import inputs_of
+from rankers import make_inputs
 
 from jaxrank import mesh as meshes
 from jaxrank import models
@@ -23,7 +23,7 @@ from jaxrank.program import BatchShape, CompiledSteps
 ROWS = {"cpu": 25_000, "tpu": 50_000_000, "gpu": 50_000_000}
 
 
-def devices_of(target):
+def target_devices(target):
     """The devices of "cpu-8", of a TPU slice such as "v3-8", or of GPUs such as "h200-8"."""
     platform, count = target.split("-")
     if platform == "cpu":
@@ -36,7 +36,7 @@ def devices_of(target):
     return devices.devices(result)
 
 
-def program_on(
+def compile_program(
     target,
     *,
     row_optimizer="rowwise_adagrad",
@@ -50,7 +50,7 @@ def program_on(
 
     narrow: one of the tables is in a stack of its own, of a dimension that must be padded.
     """
-    mesh = meshes.mesh_of(devices_of(target), replicas)
+    mesh = meshes.device_mesh(target_devices(target), replicas)
     share = ROWS[meshes.platform(mesh)]
     rows = share * mesh.shape[meshes.SHARD]
     c = tiny.config(batch_size=batch * mesh.size)
@@ -70,11 +70,11 @@ def program_on(
 
 @functools.cache
 def compiled_step(target, **settings):
-    program, batch, share = program_on(target, **settings)
+    program, batch, share = compile_program(target, **settings)
     return _as_users(program.train.lower(program.state_shape, batch, np.int32(2)), target), share
 
 
-def instructions_of(text):
+def list_instructions(text):
     return list(hlo.instructions(hlo.computations(text)[1]))
 
 
@@ -111,7 +111,7 @@ def _host_instructions(text):
     waits = {"infeed", "outfeed", "send", "recv"}
     return [
         instruction
-        for instruction in instructions_of(text)
+        for instruction in list_instructions(text)
         if instruction.opcode in waits or "callback" in instruction.name + instruction.rest
     ]
 
@@ -130,7 +130,7 @@ def test_a_custom_call_makes_what_is_no_operand(result, aliases, makes):
     line = f'c = {result} custom-call(a, b), custom_call_target="C"'
     line += f", output_to_operand_aliasing={aliases}, api_version=4" if aliases else ""
     text = f"ENTRY e () -> f32[] {{\n  {line}"
-    (instruction,) = instructions_of(text)
+    (instruction,) = list_instructions(text)
     assert (instruction.largest, instruction.written_bytes) == (
         max(makes, default=0),
         4 * sum(makes),
@@ -149,7 +149,7 @@ s32[1048576]{0}, f32[1048576,128]{1,0}, f32[16800000,128]{1,0}, f32[16800000]{0}
 output_to_operand_aliasing={{0}: (3, {}), {1}: (4, {})}, api_version=API_VERSION_TYPED_FFI, \
 metadata={op_name="jit(_train)/change_rows/pallas_call"}, backend_config={grid_x = 64 : i32}
     """
-    (instruction,) = instructions_of(text)
+    (instruction,) = list_instructions(text)
     assert not checks.large_results(text, 16_800_000)
     assert (instruction.largest, instruction.written_bytes) == (32768 * 128, 4 * 32768 * 128)
 
@@ -160,14 +160,14 @@ def test_a_callback_is_found_by_the_search_for_them(target):
         jax.debug.callback(print, x[0])
         return x + 1
 
-    device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
+    device = jax.sharding.SingleDeviceSharding(target_devices(target)[0])
     x = jax.ShapeDtypeStruct((4,), "float32", sharding=device)
     assert _host_instructions(jax.jit(print_first).lower(x).compile().as_text())
 
 
 @pytest.mark.parametrize("target", ["v3-8", "h200-1"])
 def test_scoring_makes_no_array_of_table_size(target):
-    program, batch, share = program_on(target)
+    program, batch, share = compile_program(target)
     step_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     scored = _as_users(
         program.predictor.predict.lower(program.predictor.weights_shape, step_batch), target
@@ -177,7 +177,7 @@ def test_scoring_makes_no_array_of_table_size(target):
 
 @pytest.mark.parametrize("target", ["cpu-8", "h200-1"])
 def test_statistics_of_batch_norm_make_no_array_of_table_size(target):
-    program, batch, share = program_on(target, norm="batch")
+    program, batch, share = compile_program(target, norm="batch")
     step_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     step = jax.ShapeDtypeStruct((), np.int32)
     lowered = program.moments.lower(program.predictor.weights_shape, step_batch, step)
@@ -205,7 +205,7 @@ def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
 @pytest.mark.slow
 def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
     text = compiled_step("v5e-8", row_optimizer="lazy_adam", replicas=2)[0].as_text()
-    assert {i.opcode for i in instructions_of(text) if "all-to-all" in i.opcode} == {
+    assert {i.opcode for i in list_instructions(text) if "all-to-all" in i.opcode} == {
         "all-to-all-start",
         "all-to-all-done",
     }
@@ -216,7 +216,7 @@ def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
 @pytest.mark.slow
 def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
     """docs/reliability.md promises this for repeated runs."""
-    program, batch, _ = program_on("h200-1")
+    program, batch, _ = compile_program("h200-1")
     # By default XLA selects Triton's products by timing them, for which it needs the GPU.
     flags = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
     step = program.train.lower(program.state_shape, batch, np.int32(2))
@@ -231,20 +231,24 @@ def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
     assert not any(any_order[1])
 
 
-def gradient_on(target, precision, **config):
+def compile_gradient(target, precision, **config):
     """Compiles the gradient of a model's logits by parameters and vectors for one device."""
-    device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
+    device = jax.sharding.SingleDeviceSharding(target_devices(target)[0])
     model = models.build(tasks=2, mlp_units=(256, 128), precision=precision, **config)
     floats, vectors = np.zeros((4096, 13), np.float32), (np.zeros((4096, 26, 16), np.float32),)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs_of(floats, vectors)))
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), make_inputs(floats, vectors)))
 
     def loss(params, vectors, state):
         key = jax.random.key(0)
-        return model.apply(params, state, inputs_of(floats, vectors), train=True, key=key)[0].sum()
+        return model.apply(params, state, make_inputs(floats, vectors), train=True, key=key)[
+            0
+        ].sum()
 
     inputs = shapes[0], jax.eval_shape(lambda: vectors), shapes[1]
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), inputs)
-    options = model.compiler_options(meshes.platform(meshes.mesh_of(devices_of(target)[:1], 1)))
+    options = model.compiler_options(
+        meshes.platform(meshes.device_mesh(target_devices(target)[:1], 1))
+    )
     step = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=options)
     return step.lower(*inputs).compile()
 
@@ -267,7 +271,7 @@ PLE = dict(multitask="ple", experts=1, task_experts=1, levels=1)
 )
 def test_a_mixed_model_has_smaller_arrays_of_what_lies_between_layers(target, config, most):
     whole, mixed = (
-        gradient_on(target, precision, **config).memory_analysis().temp_size_in_bytes
+        compile_gradient(target, precision, **config).memory_analysis().temp_size_in_bytes
         for precision in ("bfloat16", "mixed_bfloat16")
     )
     assert mixed < most * whole
@@ -276,7 +280,7 @@ def test_a_mixed_model_has_smaller_arrays_of_what_lies_between_layers(target, co
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_a_mixed_model_with_norms_and_relu_is_compiled_for_a_gpu(norm):
     """This can fail: comparisons of bfloat16 numbers do not assemble for it."""
-    assert gradient_on("h200-1", "mixed_bfloat16", cross="none", norm=norm, dropout=0.1)
+    assert compile_gradient("h200-1", "mixed_bfloat16", cross="none", norm=norm, dropout=0.1)
 
 
 def test_text_is_read_as_opcodes_elements_and_bytes():
@@ -287,7 +291,7 @@ ENTRY %e (x: f32[], y: f32[]) -> f32[] {
     %c = ((f32[8]{0}, s32[2]{0}), f32[8]{0}) all-reduce-start(%a), channel_id=2
     %d = ((f32[9,128]{1,0:T(8,128)}, s32[8]{0:T(1024)}), f32[8,128]{1,0}, u32[]) call-start(%a)
     """
-    result = [(i.opcode, i.largest, i.written_bytes) for i in instructions_of(text)]
+    result = [(i.opcode, i.largest, i.written_bytes) for i in list_instructions(text)]
     assert result == [
         ("add", 512, 2048),
         ("all-to-all", 10, 40 + 12 + 1),

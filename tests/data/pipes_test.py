@@ -14,7 +14,7 @@ CLICK = dict(name="click", label="label")
 ROWS = b"label,user\n1,u1\n0,u2\n"
 
 
-def store_of(path, output):
+def prepare_store(path, output):
     source = dict(kind="csv", files=dict(train=path))
     features = dict(tasks=[CLICK], categorical=[dict(columns="user")])
     return prepare(features, source, output, report=lambda _: None)
@@ -26,7 +26,7 @@ def test_a_pipe_is_read_as_a_file_of_what_is_written_to_it(tmp_path, in_a_list):
     os.mkfifo(path)
     writer = threading.Thread(target=lambda: Path(path).write_bytes(ROWS))
     writer.start()
-    store = store_of([path] if in_a_list else path, tmp_path / "store")
+    store = prepare_store([path] if in_a_list else path, tmp_path / "store")
     writer.join()
     assert store.split("train").rows == 2
 
@@ -36,7 +36,7 @@ def test_a_pipe_without_a_writer_is_rejected_after_a_while(tmp_path, monkeypatch
     os.mkfifo(path)
     monkeypatch.setattr(pipes, "_WRITER_SECONDS", 0.01)
     with pytest.raises(InputError, match="pipe: must be a file, or a pipe that a program"):
-        store_of(path, tmp_path / "store")
+        prepare_store(path, tmp_path / "store")
 
 
 @pytest.mark.parametrize("name", ["", "*"])
@@ -45,4 +45,4 @@ def test_a_pipe_among_files_is_not_passed_over(tmp_path, name):
     (tmp_path / "in" / "a.csv").write_bytes(ROWS)
     os.mkfifo(tmp_path / "in" / "b.csv")
     with pytest.raises(InputError, match=r"b.csv: must be a file: found a pipe \(FIFO\)"):
-        store_of(str(tmp_path / "in" / name), tmp_path / "store")
+        prepare_store(str(tmp_path / "in" / name), tmp_path / "store")

@@ -40,7 +40,7 @@ def test_lookup_and_sgd_update_equal_plain_loops_and_the_dense_step(
     batch = examples.random_batch(embedding.layout, 32)
     before = logical(embedding, tables)
     rows = {name: r for name, (r, _) in before.items()}
-    expected = examples.looked_up(rows, embedding.layout, batch)
+    expected = examples.lookup_vectors(rows, embedding.layout, batch)
     result, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, result)
     grads = random_grads(embedding, tables, batch)
@@ -71,7 +71,7 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
     weights = batch.lists["dim8"].weights
     assert ((weights == 1) == (batch.lists["dim8"].ids != PAD)).all()
     before = logical(embedding, tables)["dim8"][0]
-    expected = examples.looked_up({"dim8": before}, lay, batch)
+    expected = examples.lookup_vectors({"dim8": before}, lay, batch)
     result, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, result)
     grads = random_grads(embedding, tables, batch)

@@ -33,7 +33,7 @@ def one_table(rows, columns, *, replicated=0, dealt=0):
     )
 
 
-def batch_of(ids):
+def make_batch(ids):
     size = len(ids)
     ones = np.ones((size, 1), np.float32)
     nothing = np.zeros((size, 0), np.float32)
@@ -41,7 +41,7 @@ def batch_of(ids):
 
 
 @functools.cache
-def embedding_of(lay, devices, replicas, room, row_optimizer="rowwise_adagrad", platform="cpu"):
+def make_embedding(lay, devices, replicas, room, row_optimizer="rowwise_adagrad", platform="cpu"):
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
     return embedding_class(platform)(
         lay,
@@ -124,13 +124,13 @@ def check(case, seed, kind, size, platform="cpu"):
     devices, replicas, room, rows, hot, columns = case
     dealt = min(rows, hot[1])
     lay = one_table(rows, columns, replicated=min(dealt, hot[0]), dealt=dealt)
-    embedding = embedding_of(lay, devices, replicas, room, platform=platform)
+    embedding = make_embedding(lay, devices, replicas, room, platform=platform)
     rng = np.random.default_rng(seed)
-    batch = batch_of(draw(rng, kind, rows, (size, columns)))
+    batch = make_batch(draw(rng, kind, rows, (size, columns)))
     tables = new_tables(embedding, 1)
     before, slots = logical(embedding, tables)["dim8"]
     vectors, _ = lookup(embedding, tables, batch)
-    expected = examples.looked_up({"dim8": before}, lay, batch)["dim8"]["ids"]
+    expected = examples.lookup_vectors({"dim8": before}, lay, batch)["dim8"]["ids"]
     np.testing.assert_array_equal(vectors["dim8"]["ids"], expected)
 
     grads = {"dim8": {"ids": rng.normal(size=expected.shape).astype(np.float32)}}
@@ -147,12 +147,12 @@ def check(case, seed, kind, size, platform="cpu"):
 
 def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
     lay = one_table(20_000, 10)
-    batch = batch_of(draw(np.random.default_rng(0), "uniform", 20_000, (256, 10)))
+    batch = make_batch(draw(np.random.default_rng(0), "uniform", 20_000, (256, 10)))
     grads = {"dim8": {"ids": np.random.default_rng(1).normal(size=(256, 10, DIM))}}
     grads = jax.tree.map(np.float32, grads)
     result = {}
     for room in (1.0, 0.05, 0.001):
-        embedding = embedding_of(lay, 8, 1, room)
+        embedding = make_embedding(lay, 8, 1, room)
         tables = new_tables(embedding)
         vectors, exchange_stats = lookup(embedding, tables, batch)
         after = rows_by_table(embedding, update(embedding, tables, batch, grads))["t"]
@@ -173,8 +173,8 @@ def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
 
 def test_loads_count_different_ids_asked_and_served():
     lay = one_table(3000, 4, replicated=10, dealt=10)
-    embedding = embedding_of(lay, 8, 2, 0.3)
-    batch = batch_of(draw(np.random.default_rng(3), "power law", 3000, (64, 4)))
+    embedding = make_embedding(lay, 8, 2, 0.3)
+    batch = make_batch(draw(np.random.default_rng(3), "power law", 3000, (64, 4)))
     _, exchange_stats = lookup(embedding, new_tables(embedding), batch)
     shape = embedding.parts["dim8"].split
     served = np.zeros((2, 4), int)
@@ -188,11 +188,11 @@ def test_loads_count_different_ids_asked_and_served():
 
 def test_replicas_stay_equal_to_the_bit():
     lay = one_table(3000, 4, replicated=5, dealt=20)
-    embedding = embedding_of(lay, 8, 4, 0.2, row_optimizer="lazy_adam")
+    embedding = make_embedding(lay, 8, 4, 0.2, row_optimizer="lazy_adam")
     tables = new_tables(embedding)
     for step in range(3):
         rng = np.random.default_rng(step)
-        batch = batch_of(draw(rng, "power law", 3000, (64, 4)))
+        batch = make_batch(draw(rng, "power law", 3000, (64, 4)))
         grads = {"dim8": {"ids": rng.normal(size=(64, 4, DIM)).astype(np.float32)}}
         tables = update(embedding, tables, batch, grads, step=step)
     for array in jax.tree.leaves(tables):
@@ -209,9 +209,9 @@ def test_a_run_is_repeatable_to_the_bit_for_one_room():
     lay = one_table(3000, 4)
     results = []
     for _ in range(2):
-        embedding = embedding_of(lay, 8, 1, 0.02)
+        embedding = make_embedding(lay, 8, 1, 0.02)
         rng = np.random.default_rng(0)
-        batch = batch_of(draw(rng, "power law", 3000, (64, 4)))
+        batch = make_batch(draw(rng, "power law", 3000, (64, 4)))
         grads = {"dim8": {"ids": rng.normal(size=(64, 4, DIM)).astype(np.float32)}}
         results.append(update(embedding, new_tables(embedding), batch, grads))
     jax.tree.map(np.testing.assert_array_equal, *results)
@@ -237,11 +237,11 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
         lists = batch.lists["dim8"]
         lists.ids[3], lists.segments[3], lists.weights[3] = PAD, PAD, 0  # only empty lists
         batch = batch._replace(lists={"dim8": Lists(*lists)})
-    embedding = embedding_of(lay, 8, 1, 0.2, row_optimizer="sgd")
+    embedding = make_embedding(lay, 8, 1, 0.2, row_optimizer="sgd")
     tables = new_tables(embedding)
     before = logical(embedding, tables)["dim8"][0]
     result, _ = lookup(embedding, tables, batch)
-    expected = examples.looked_up({"dim8": before}, lay, batch)
+    expected = examples.lookup_vectors({"dim8": before}, lay, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-6), expected, result)
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), expected)
@@ -281,10 +281,10 @@ def test_tiny_tables_are_read_and_changed_by_products_as_by_rows(whole, by_rows,
     ids = np.stack([rng.integers(0, rows[name], 48) for name in names], axis=1)
     ids += np.array([stack.offsets[t] for t in stack.column_tables])
     ids = np.where(rng.random(ids.shape) < 0.1, PAD, ids).astype(np.int32)
-    batch, result = batch_of(ids), {}
+    batch, result = make_batch(ids), {}
     grads = {"dim8": {"ids": rng.standard_normal((*ids.shape, DIM)).astype(np.float32)}}
     for platform in ("cpu", "tpu"):
-        embedding = embedding_of(lay, devices, 1, 1.0, platform=platform)
+        embedding = make_embedding(lay, devices, 1, 1.0, platform=platform)
         tables = new_tables(embedding)
         vectors, _ = lookup(embedding, tables, batch)
         after = rows_by_table(embedding, update(embedding, tables, batch, grads))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrank.embedding import logical_rows, storage
-from jaxrank.embedding.storage import GROUPS, Storage, group, row_at
+from jaxrank.embedding.storage import GROUPS, Storage, group, split_row
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
 from jaxrank.layout import ReplicatedRows
@@ -43,9 +43,9 @@ def test_row_at_is_the_inverse_of_group_in_numpy_and_jax(rows):
     rows = np.array(rows, np.int32)
     result = group(rows)
     assert ((result >= 0) & (result < GROUPS)).all()
-    assert (row_at(result, rows // GROUPS) == rows).all()
+    assert (split_row(result, rows // GROUPS) == rows).all()
     np.testing.assert_array_equal(jax.jit(group)(rows), result)
-    np.testing.assert_array_equal(jax.jit(row_at)(result, rows // GROUPS), rows)
+    np.testing.assert_array_equal(jax.jit(split_row)(result, rows // GROUPS), rows)
 
 
 def test_every_row_has_a_position_of_its_own():

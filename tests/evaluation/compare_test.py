@@ -173,7 +173,7 @@ def test_other_rows_are_rejected(runs, tmp_path, tiny_store):
 def _compared_without_check(first, second):
     """Compares runs, the second of which reads other data than it was trained on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate.SavedRun, "check_trained_on", lambda *_: None)
+        patch.setattr(evaluate.SavedRun, "check_training_data", lambda *_: None)
         return compare([first, second], report=lambda _: None)
 
 

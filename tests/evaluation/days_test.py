@@ -19,7 +19,7 @@ from jaxrank.evaluation import days, report
 from jaxrank.evaluation import score as scoring
 from jaxrank.features import PAD
 from jaxrank.run import build
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 from jaxrank.train import train
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -87,7 +87,9 @@ def test_a_progressive_run_equals_a_loop_by_hand(store, finished, tmp_path):
         if execution * 2 in steps:
             split = store.split(f"train/{DAYS[1 + steps.index(execution * 2)]}")
             metrics.append(
-                scoring.evaluate(job.program.predictor, weights_of(state), split, 512).metrics
+                scoring.evaluate(
+                    job.program.predictor, prediction_weights(state), split, 512
+                ).metrics
             )
     job.batches.close()
     job.checkpoints.close()
@@ -109,7 +111,7 @@ def test_the_result_is_the_mean_over_days_by_examples(finished):
 
 def test_one_program_scores_all_days(store, tmp_path):
     job = build(config(store), tmp_path, lambda text: None)
-    weights = jax.device_get(weights_of(job.program.init()))
+    weights = jax.device_get(prediction_weights(job.program.init()))
     shapes = set()
     for day in DAYS:
         batches = scoring.EvaluationBatches(

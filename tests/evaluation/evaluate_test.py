@@ -23,7 +23,7 @@ from jaxrank.evaluation.model_view import check_features
 from jaxrank.features import PAD
 from jaxrank.mesh import put_batch
 from jaxrank.run import build
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 from jaxrank.train import train
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -87,7 +87,7 @@ def untrained(run, tmp_path):
     c = tiny.config()
     c.data.store = str(run[0] / "data")
     job = build(c, tmp_path, nothing)
-    yield job.program.predictor, weights_of(job.program.init()), job.open_split("valid")
+    yield job.program.predictor, prediction_weights(job.program.init()), job.open_split("valid")
     job.checkpoints.close()
 
 

@@ -29,7 +29,7 @@ def whole(store, tmp_path_factory):
 
 
 @pytest.fixture
-def going_on(whole, tmp_path):
+def unfinished(whole, tmp_path):
     """The same run after its first checkpoint."""
     workdir = tmp_path / "run"
     shutil.copytree(whole, workdir)
@@ -43,44 +43,44 @@ def written(workdir):
     return [json.loads(line) for line in lines]
 
 
-def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, going_on, monkeypatch):
+def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, unfinished, monkeypatch):
     waited = []
 
     def sleep(seconds):
         waited.append(seconds)
         if len(waited) == 2:  # incomplete checkpoints have another name
-            shutil.copytree(whole / "checkpoints" / "16", going_on / "checkpoints" / "16.tmp")
+            shutil.copytree(whole / "checkpoints" / "16", unfinished / "checkpoints" / "16.tmp")
         if len(waited) == 4:
-            (going_on / "checkpoints" / "16.tmp").rename(going_on / "checkpoints" / "16")
-            (going_on / "finished").touch()
+            (unfinished / "checkpoints" / "16.tmp").rename(unfinished / "checkpoints" / "16")
+            (unfinished / "finished").touch()
 
     monkeypatch.setattr(follows.time, "sleep", sleep)
     lines = []
-    result = follow(str(going_on), every_seconds=3, report=lines.append)
+    result = follow(str(unfinished), every_seconds=3, report=lines.append)
     assert waited == [3] * 4
     assert [text.partition(":")[0] for text in lines] == ["step 8", "step 16"]
     for evaluation in result.evaluations:
         expected = evaluate.evaluate(str(whole), checkpoint=str(evaluation["step"]))
         assert evaluation["metrics"] == expected.metrics
-    records = written(going_on)
+    records = written(unfinished)
     assert [r["step"] for r in records] == [8, 16]
     assert records[1]["click/auc"] == result.evaluations[1]["metrics"]["click"]["auc"]
 
-    assert follow(str(going_on)).evaluations == []
-    assert written(going_on) == records
+    assert follow(str(unfinished)).evaluations == []
+    assert written(unfinished) == records
 
 
-def test_one_that_was_ended_resumes_behind_what_it_scored(whole, going_on, monkeypatch):
+def test_one_that_was_ended_resumes_behind_what_it_scored(whole, unfinished, monkeypatch):
     def killed(seconds):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(follows.time, "sleep", killed)
     with pytest.raises(KeyboardInterrupt):
-        follow(str(going_on))
-    shutil.copytree(whole / "checkpoints" / "16", going_on / "checkpoints" / "16")
-    (going_on / "finished").touch()
-    assert [e["step"] for e in follow(str(going_on)).evaluations] == [16]
-    assert [r["step"] for r in written(going_on)] == [8, 16]
+        follow(str(unfinished))
+    shutil.copytree(whole / "checkpoints" / "16", unfinished / "checkpoints" / "16")
+    (unfinished / "finished").touch()
+    assert [e["step"] for e in follow(str(unfinished)).evaluations] == [16]
+    assert [r["step"] for r in written(unfinished)] == [8, 16]
 
 
 def test_a_checkpoint_that_is_deleted_before_it_is_read_is_left_out(whole, tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_deleted_before_it_is_read_is_left_out(whole, tmp_p
     assert lines[0] == "step 8: deleted before it could be read"
 
 
-def test_checkpoints_that_are_deleted_while_orbax_looks_are_no_end(whole, going_on, monkeypatch):
+def test_checkpoints_that_are_deleted_while_orbax_looks_are_no_end(whole, unfinished, monkeypatch):
     looked = ocp.CheckpointManager.reload
     failures = [FileNotFoundError(2, "No such file", "checkpoints/8")] * 2
 
@@ -109,58 +109,58 @@ def test_checkpoints_that_are_deleted_while_orbax_looks_are_no_end(whole, going_
         return looked(self)
 
     monkeypatch.setattr(ocp.CheckpointManager, "reload", reload)
-    (going_on / "finished").touch()
-    assert [e["step"] for e in follow(str(going_on)).evaluations] == [8]
+    (unfinished / "finished").touch()
+    assert [e["step"] for e in follow(str(unfinished)).evaluations] == [8]
     assert not failures
 
 
 def test_a_command_reads_the_next_checkpoint_where_the_one_it_chose_is_deleted(
-    whole, going_on, tmp_path, monkeypatch
+    whole, unfinished, tmp_path, monkeypatch
 ):
     """A concurrent run deletes the newest checkpoint when it saves a newer one."""
     reading = Checkpoints.restore_weights
 
     def late(self, step, *args):
         if step == 8:
-            shutil.copytree(whole / "checkpoints" / "16", going_on / "checkpoints" / "16")
+            shutil.copytree(whole / "checkpoints" / "16", unfinished / "checkpoints" / "16")
             shutil.rmtree(self.directory(8))
         return reading(self, step, *args)
 
     monkeypatch.setattr(Checkpoints, "restore_weights", late)
-    result = evaluate.predict(str(going_on), output=str(tmp_path / "p.parquet"))
+    result = evaluate.predict(str(unfinished), output=str(tmp_path / "p.parquet"))
     assert result.step == 16
 
-    shutil.copytree(whole / "checkpoints" / "8", going_on / "checkpoints" / "8")
-    shutil.rmtree(going_on / "checkpoints" / "16")
+    shutil.copytree(whole / "checkpoints" / "8", unfinished / "checkpoints" / "8")
+    shutil.rmtree(unfinished / "checkpoints" / "16")
     with pytest.raises(InputError, match=r"one of the steps \[16\]: found '8'"):
-        evaluate.evaluate(str(going_on), checkpoint="8")
+        evaluate.evaluate(str(unfinished), checkpoint="8")
 
 
 def test_an_export_of_a_checkpoint_that_is_deleted_meanwhile_says_so(
-    going_on, tmp_path, monkeypatch
+    unfinished, tmp_path, monkeypatch
 ):
     unlike = CheckpointReader.unlike
 
     def late(self, tree):
-        shutil.rmtree(going_on / "checkpoints" / "8")
+        shutil.rmtree(unfinished / "checkpoints" / "8")
         return unlike(self, tree)
 
     monkeypatch.setattr(CheckpointReader, "unlike", late)
     with pytest.raises(InputError, match=r"checkpoints/8: must exist until"):
-        export(str(going_on), output=str(tmp_path / "out"))
+        export(str(unfinished), output=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_other_data_is_followed_in_a_folder_of_its_own(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     alone = follow(str(tmp_path / "run"), split="train")
-    other = follow(str(tmp_path / "run"), split="train", data=str(store_of(whole)))
+    other = follow(str(tmp_path / "run"), split="train", data=str(run_store(whole)))
     assert alone.output.endswith("follow/train")
     assert other.output.startswith(f"{alone.output}-")
     assert alone.evaluations == other.evaluations != []
 
 
-def store_of(workdir):
+def run_store(workdir):
     return json.loads((workdir / "config.json").read_text())["data"]["store"]
 
 
@@ -186,7 +186,7 @@ def test_the_command_line_follows(whole, tmp_path, capsys):
             cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", f"--every={seconds}"])
 
 
-def test_a_run_is_finished_only_at_its_end(store, whole, going_on):
+def test_a_run_is_finished_only_at_its_end(store, whole, unfinished):
     assert (whole / "finished").exists()
     seen = []
 
@@ -194,15 +194,15 @@ def test_a_run_is_finished_only_at_its_end(store, whole, going_on):
         pass
 
     def report(text):
-        seen.append((going_on / "finished").exists())
+        seen.append((unfinished / "finished").exists())
         if text.startswith("step 16"):
             raise Stopped
 
     from jaxrank.train import train
 
     c = store_config(store)
-    (going_on / "finished").touch()
+    (unfinished / "finished").touch()
     with pytest.raises(Stopped):
-        train(c, going_on, report=report)
+        train(c, unfinished, report=report)
     assert not seen[-1]
-    assert not (going_on / "finished").exists()
+    assert not (unfinished / "finished").exists()

@@ -69,7 +69,7 @@ def test_a_split_by_day_has_its_days(tmp_path):
     names = daily.DAYS[:3]
     tables = {day: daily.table(i, 0) for i, day in enumerate(names)}
     store = by_day.write(tmp_path, tables, daily.FEATURES, block_size=100)
-    groups = slices.groups_of(store, store.split("train"), "day")
+    groups = slices.read_groups(store, store.split("train"), "day")
     assert groups.is_ordered
     assert groups.values == names
     assert np.bincount(groups.code).tolist() == [len(table) for table in tables.values()]
@@ -103,7 +103,7 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
     kept = pa.RecordBatch.from_pydict({"x": pa.array(numbers)})
     block = dataclasses.replace(next(split.blocks()), kept=kept)
     monkeypatch.setattr(type(split), "blocks", lambda self: iter([block]))
-    result = slices.groups_of(store, split, "x")
+    result = slices.read_groups(store, split, "x")
     values = [result.values[code] for code in result.code]
     assert values == [0.0, 0.0, "nan", "inf", "-inf", None, 1.5, "nan"]
     assert len(result.values) == 6
@@ -122,7 +122,7 @@ def test_what_cannot_be_a_column_is_named(run, monkeypatch):
     with pytest.raises(
         InputError, match="column 'l' must .*: found list<[^:]*: int64> .*Name another"
     ):
-        slices.groups_of(store, split, "l")
+        slices.read_groups(store, split, "l")
 
 
 @pytest.mark.parametrize("cluster", ["c11", "c0,c1"])
@@ -177,7 +177,7 @@ def test_features_hours_and_buckets_can_be_sliced_and_combined(tmp_path):
     split = store.split("train")
 
     def values(by):
-        groups = slices.groups_of(store, split, by)
+        groups = slices.read_groups(store, split, by)
         return [groups.values[code] for code in groups.code], groups
 
     hour, groups = values("hour")
@@ -188,7 +188,7 @@ def test_features_hours_and_buckets_can_be_sliced_and_combined(tmp_path):
     assert values("device")[0] == raw["device"]
     both, groups = values("hour,device")
     assert both == [list(pair) for pair in zip(hours.tolist(), raw["device"], strict=True)]
-    clusters = slices.clusters_of(store, split, "device")
+    clusters = slices.read_clusters(store, split, "device")
     assert clusters.size == 2 + raw["device"].count(None)  # a missing one is independent
     for device in ("phone", "tablet"):
         assert (
@@ -196,7 +196,7 @@ def test_features_hours_and_buckets_can_be_sliced_and_combined(tmp_path):
         )
     pairs = [None if p == [None, None] else ", ".join(map(str, p)) for p in raw["pair"]]
     assert values("pair")[0] == [*pairs[:-1], "(unknown)"]
-    clusters = slices.clusters_of(store, split, "pair")
+    clusters = slices.read_clusters(store, split, "pair")
     assert clusters.size == len({*pairs[:-1]} - {None}) + pairs.count(None) + 1
     assert values("tags")[0] == [f"{len(t.split())}" for t in raw["tags"]]
     for by, count in (("price", 10), ("price/4", 4)):

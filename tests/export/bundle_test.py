@@ -56,7 +56,7 @@ def raw(folder):
     ).to_pydict()
 
 
-def columns_of(scorer, rows):
+def request_columns(scorer, rows):
     return {c.name: rows[c.name] for c in scorer.signature.columns}
 
 
@@ -102,7 +102,7 @@ def predicted(run):
 
 
 def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
-    rows = columns_of(scorer, raw(run))
+    rows = request_columns(scorer, raw(run))
     users = rows.pop("user")
     scores = {output.name: np.empty(300) for output in scorer.signature.outputs}
     for user in set(users):
@@ -225,7 +225,7 @@ def test_the_score_mean_is_that_of_the_last_evaluation_of_the_checkpoint(tmp_pat
 
 def test_values_are_counted_by_feature(run, exported):
     scorer = jaxrank_serving.load(exported)
-    rows = columns_of(scorer, raw(run))
+    rows = request_columns(scorer, raw(run))
     users = rows.pop("user")
     for user in ("u1", "", "never seen"):
         scorer.score({"user": user}, {name: values[:100] for name, values in rows.items()})
@@ -239,7 +239,7 @@ def test_values_are_counted_by_feature(run, exported):
 
 
 def test_requests_are_checked_and_defaults_filled_in(run, scorer):
-    rows = columns_of(scorer, raw(run))
+    rows = request_columns(scorer, raw(run))
     rows.pop("user")
     candidates = [{name: values[i] for name, values in rows.items()} for i in range(3)]
     whole = scorer.score({"user": "u1"}, candidates)
@@ -276,7 +276,7 @@ def test_the_documented_program_runs(exported):
 
 
 def test_threads_share_a_scorer(run, scorer):
-    rows = columns_of(scorer, raw(run))
+    rows = request_columns(scorer, raw(run))
     user = rows.pop("user")[0]
     expected = scorer.score({"user": user}, rows)["click"]
     results = []
@@ -308,7 +308,7 @@ def test_rounded_tables_are_smaller_and_their_cost_is_measured(
     assert f"{changes['logloss']:.6g}" in (tmp_path / "out" / "model_card.md").read_text()
     assert any(f"{dtype} tables change click on 300 examples" in line for line in lines)
     scorer = jaxrank_serving.load(tmp_path / "out")
-    scores = scorer.score({}, columns_of(scorer, raw(run)))
+    scores = scorer.score({}, request_columns(scorer, raw(run)))
     assert 0 < np.abs(scores["click"] - predicted["click"]).max() < limit
     size = {"bfloat16": 1 / 2, "int8": 1 / 4}[dtype]
     stored, whole = (
@@ -340,7 +340,7 @@ def test_sequences_and_keyed_hashes_are_scored(run, tmp_path):
     scorer = jaxrank_serving.load(tmp_path / "out", hash_key=b"0123456789abcdef")
     evaluate.predict(str(tmp_path / "run"), output=str(tmp_path / "p.parquet"))
     expected = pq.read_table(tmp_path / "p.parquet")["predicted_click"].to_numpy()
-    scores = scorer.score({}, columns_of(scorer, raw(run)))
+    scores = scorer.score({}, request_columns(scorer, raw(run)))
     np.testing.assert_allclose(scores["click"], expected, atol=1e-6)
     truncated = sum(max(0, len(tags.split("|")) - 5) for tags in raw(run)["tags"])
     assert scorer.counts()["tags"].truncated == truncated > 0
@@ -359,7 +359,7 @@ def test_an_export_in_small_pieces_gives_the_same_files(run, exported, tmp_path,
 
 
 def test_equal_hashes_lead_to_other_seeds(tmp_path, monkeypatch):
-    seed_of = vocabulary_index.seed_of
+    hash_seed = vocabulary_index.hash_seed
     values = pa.chunked_array([["a", "b", "c"]])
     # A hash with two bits that count collides for some seeds.
     digest = vocabulary_index.xxhash.xxh3_64_intdigest
@@ -379,7 +379,7 @@ def test_equal_hashes_lead_to_other_seeds(tmp_path, monkeypatch):
     assert len(tried) > 1
     assert written.seeds["t"] == digest(b"%d" % tried[-1])
     assert not list((tmp_path / "scratch").iterdir())
-    assert seed_of("t", 0) != seed_of("t", 1) != seed_of("u", 1)
+    assert hash_seed("t", 0) != hash_seed("t", 1) != hash_seed("u", 1)
 
 
 def test_an_interrupted_export_continues(run, exported, tmp_path, monkeypatch):

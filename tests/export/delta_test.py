@@ -46,21 +46,21 @@ def export(folder, run, output, **fields):
     return export_bundle(str(folder / run), output=path, report=nothing, **fields)
 
 
-def files_of(folder):
+def read_files(folder):
     return {
         p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
     }
 
 
 def test_a_delta_gives_the_files_of_a_whole_export(folder):
-    whole, applied = files_of(folder / "new_bundle"), files_of(folder / "applied")
+    whole, applied = read_files(folder / "new_bundle"), read_files(folder / "applied")
     assert whole.keys() == applied.keys()
     for name in whole.keys() - set(VARIES):
         assert whole[name] == applied[name], name
-    old = files_of(folder / "old_bundle")
+    old = read_files(folder / "old_bundle")
     assert old["vocabularies.bin"] != whole["vocabularies.bin"]
     assert len(old["tables/dim4.bin"]) != len(whole["tables/dim4.bin"])
-    assert applied["manifest.json"] == files_of(folder / "delta")["target.json"]
+    assert applied["manifest.json"] == read_files(folder / "delta")["target.json"]
     scorer = jaxrank_serving.load(folder / "applied", verify=True)
     expected = jaxrank_serving.load(folder / "new_bundle")
     candidates = [{c.name: None for c in scorer.signature.columns} | {"user": "u1"}]
@@ -82,12 +82,12 @@ def test_a_delta_has_only_what_has_changed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "write_stack", None)  # the whole bundle is there
     result = export(folder, "new", tmp_path / "delta", since=since)
     assert (result.delta.rows, result.delta.added, result.delta.removed) == (1, 0, 0)
-    names = set(files_of(tmp_path / "delta")) - set(VARIES) - {"target.json"}
+    names = set(read_files(tmp_path / "delta")) - set(VARIES) - {"target.json"}
     assert names == {stack["file"] + ".rows", stack["file"] + ".changed"}
     assert (tmp_path / "delta" / (stack["file"] + ".changed")).stat().st_size == 4 * stack["dim"]
     apply_delta(since, tmp_path / "delta", tmp_path / "applied")
-    for name, content in files_of(tmp_path / "applied").items():
-        assert name in VARIES or content == files_of(folder / "new_bundle")[name], name
+    for name, content in read_files(tmp_path / "applied").items():
+        assert name in VARIES or content == read_files(folder / "new_bundle")[name], name
 
 
 def fails(*_):

@@ -28,7 +28,7 @@ from jaxrank.evaluation import evaluate
 from jaxrank.export import table_rows
 from jaxrank.export import write as exports
 from jaxrank.export.write import export
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -72,7 +72,7 @@ def predicted(run):
     return np.stack([result[f"predicted_{task}"].to_numpy() for task in ("click", "buy")], axis=1)
 
 
-def vectors_of(path):
+def read_vectors(path):
     table = pq.read_table(path)
     assert table["row"].to_pylist() == list(range(len(table)))
     return np.array(table["vector"].to_pylist(), np.float32)
@@ -83,13 +83,13 @@ def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
     layout = job.program.step_spec.embedding.layout
     result = set()
     for stack in layout.stacks:
-        rows = logical_rows(jax.device_get(weights_of(state).rows), stack)
+        rows = logical_rows(jax.device_get(prediction_weights(state).rows), stack)
         for i, name in enumerate(stack.tables):
             count = next(table.rows for table in layout.schema.tables if table.name == name)
             of_batch = StackRows(layout, stack, ["any"], [i])
             read = of_batch.matrix(np.arange(count, dtype=np.int32)[:, None])[:, 0]
             np.testing.assert_array_equal(
-                vectors_of(exported / f"tables/{name}.parquet"), rows[read]
+                read_vectors(exported / f"tables/{name}.parquet"), rows[read]
             )
             result.add(name)
     assert result == set(TABLES) == {p.stem for p in (exported / "tables").iterdir()}
@@ -127,7 +127,7 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
     lines = json.loads((exported / "export.json").read_text())
     assert [task["name"] for task in lines["tasks"]] == ["click", "buy"]
     tables = {t["name"]: t for t in lines["tables"]}
-    vectors = {name: vectors_of(exported / t["file"]) for name, t in tables.items()}
+    vectors = {name: read_vectors(exported / t["file"]) for name, t in tables.items()}
     rows = {}
     for name in WITH_VALUES:
         values = pq.read_table(exported / tables[name]["file"])["value"].to_pylist()
@@ -215,7 +215,7 @@ def test_the_documented_programs_run(run, exported, predicted):
     np.testing.assert_allclose(names["probabilities"], predicted, atol=1e-5)
     np.testing.assert_allclose(1 / (1 + np.exp(-names["logits"])), predicted, atol=1e-6)
     values = pq.read_table(exported / "tables/item.parquet")["value"].to_pylist()
-    expected = vectors_of(exported / "tables/item.parquet")[values.index("i7")]
+    expected = read_vectors(exported / "tables/item.parquet")[values.index("i7")]
     np.testing.assert_array_equal(np.float32(names["vector"]), expected)
 
 
@@ -389,8 +389,8 @@ def wide(tmp_path_factory):
 def test_vectors_of_several_lines_are_put_together(wide):
     folder, job, state = wide
     (stack,) = job.program.step_spec.embedding.layout.stacks
-    expected = logical_rows(jax.device_get(weights_of(state).rows), stack)
-    np.testing.assert_array_equal(vectors_of(folder / "out/tables/item.parquet"), expected)
+    expected = logical_rows(jax.device_get(prediction_weights(state).rows), stack)
+    np.testing.assert_array_equal(read_vectors(folder / "out/tables/item.parquet"), expected)
 
 
 def test_values_are_keyed_hashes_where_the_store_holds_them(wide):

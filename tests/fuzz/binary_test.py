@@ -84,11 +84,11 @@ def test_random_tables_come_out_of_parquet_as_they_went_in(tmp_path):
 
     @given(table=tables(), options=_OPTIONS)
     @settings(max_examples=CASES, deadline=None, database=None, derandomize=True)
-    def come_out(table, options):
+    def round_trip(table, options):
         pq.write_table(table, path, **options)
         assert read("parquet", path) == dict(enumerate(table.to_pylist(), start=1))
 
-    come_out()
+    round_trip()
 
 
 # Damage to data with checksums.
@@ -188,7 +188,7 @@ def test_damaged_examples_are_read_alike_by_numpy_and_protobuf(monkeypatch):
         result = []
         for at_least in (few, 10**9):
             monkeypatch.setattr(example_columns, "_FEW", at_least)
-            batch, bad = example_columns.columns_of(records, columns)
+            batch, bad = example_columns.decode_columns(records, columns)
             places = {b.place for b in bad}
             good = [r for i, r in enumerate(batch.to_pylist()) if i not in places]
             # the text, because NaN is not equal to itself

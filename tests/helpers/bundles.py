@@ -15,7 +15,7 @@ from jaxrank.export.comparison import parity
 from jaxrank.export.signature import Requests
 
 
-def export_to(folder):
+def export_sample(folder):
     """Exports a run to `folder / "ads"` and returns that path. `user` is of the context."""
     c = config(write(folder / "raw"))
     c.model.parents = ConfigDict({"buy": "click"})

@@ -115,7 +115,7 @@ def _random_lists(lay, stack, size, group, capacity, mean, rng) -> Lists:
     return Lists(ids, segments, weights)
 
 
-def looked_up(tables: dict[str, np.ndarray], lay: Layout, batch: Batch) -> dict:
+def lookup_vectors(tables: dict[str, np.ndarray], lay: Layout, batch: Batch) -> dict:
     """Computes the expected `Embedding.lookup` of logical tables f[rows, dim] with simple loops."""
     result = {}
     for stack in lay.stacks:

@@ -51,7 +51,7 @@ def _native(process):
     native._loaded.cache_clear()
 
 
-def _apart(process):
+def _own_directory(process):
     """Runs each process in its own directory."""
     return contextlib.chdir(str(process))
 
@@ -81,7 +81,9 @@ def _damaged(process):
     return mock.patch.object(TrainBatches, "__next__", damaged)
 
 
-CHANGES = dict(version=_version, native=_native, apart=_apart, asked=_asked, damaged=_damaged)
+CHANGES = dict(
+    version=_version, native=_native, apart=_own_directory, asked=_asked, damaged=_damaged
+)
 
 
 def _selftest(folder):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import own_model  # noqa: F401  registers a model
-from rankers import inputs_of, random_input
+from rankers import make_inputs, random_input
 
 from jaxrank import models
 
@@ -29,7 +29,7 @@ def inputs_of_variant(dtype, dims=(4, 4)):
     r = np.random.default_rng(1)
     sequence = r.normal(size=(len(floats), 3, dims[1])).astype(dtype)
     filled = np.arange(3) < np.arange(len(floats))[:, None] % 4
-    return inputs_of(floats, vectors, ((sequence, filled),))
+    return make_inputs(floats, vectors, ((sequence, filled),))
 
 
 def built(name, **changes):

@@ -34,7 +34,7 @@ PLACEMENTS = {
 BATCH = 32
 
 
-def hot_of(placement, devices):
+def hot_rows(placement, devices):
     """Returns the placement of these tables for a config. "auto" calls the planner."""
     if placement != "auto":
         return PLACEMENTS[placement]

@@ -20,7 +20,7 @@ FEATURES = dict(
 HEADER = ["n", "label", "x", "user", "tags", "day"]
 
 
-def rows_of(count, first=0):
+def make_rows(count, first=0):
     draw = np.random.default_rng([7, first])
     return [
         [
@@ -46,7 +46,7 @@ def files(folder, *counts):
     folder.mkdir(exist_ok=True)
     first, result = 0, []
     for i, count in enumerate(counts):
-        result.append(write_csv(folder / f"{i}.csv", rows_of(count, first)))
+        result.append(write_csv(folder / f"{i}.csv", make_rows(count, first)))
         first += count
     return result
 

@@ -23,7 +23,7 @@ def random_input(seed=0, batch=BATCH, dtype=np.float32, dims=(2, 4)):
     return floats, tuple(v.astype(dtype) for v in vectors)
 
 
-def inputs_of(floats, vectors, sequences=(), share=None):
+def make_inputs(floats, vectors, sequences=(), share=None):
     """Builds the inputs of a model from arrays. Names of features are numbered."""
     names = Names(
         tuple(f"f{i}" for i in range(floats.shape[1])),
@@ -45,7 +45,7 @@ def built(dtype=np.float64, dims=(2, 4), **config):
     r = np.random.default_rng(1)
     model = models.build(tasks=2, **config)
     floats, vectors = random_input(dtype=dtype, dims=dims)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), inputs_of(floats, vectors))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), make_inputs(floats, vectors))
     params = jax.tree.map(lambda p: r.normal(size=p.shape, scale=0.5).astype(dtype), shapes[0])
     state = jax.tree_util.tree_map_with_path(
         lambda path, s: np.full(s.shape, path[-1].key == "var", s.dtype), shapes[1]
@@ -233,7 +233,7 @@ def slopes_agree(config, dims=(2, 4)):
         def weighted_output(at):
             params, floats, vectors = at
             return (
-                mix * model.apply(params, state, inputs_of(floats, vectors), train=True)[0]
+                mix * model.apply(params, state, make_inputs(floats, vectors), train=True)[0]
             ).sum()
 
         gradient = jax.tree.leaves(jax.device_get(jax.jit(jax.grad(weighted_output))(at)))
@@ -255,7 +255,7 @@ def slopes_agree(config, dims=(2, 4)):
         np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
 
 
-def applied_on(devices, model, params, state, floats, vectors, key):
+def apply_sharded(devices, model, params, state, floats, vectors, key):
     """Calls `model.apply` in training mode with the batch sharded over several devices."""
     mesh = meshes.make_mesh(devices=devices, replicas=2 if devices > 1 else 1)
 
@@ -265,7 +265,7 @@ def applied_on(devices, model, params, state, floats, vectors, key):
             mean=lambda x: meshes.total(mesh, x) / mesh.size,
         )
         return model.apply(
-            params, state, inputs_of(floats, vectors, share=share), train=True, key=key
+            params, state, make_inputs(floats, vectors, share=share), train=True, key=key
         )
 
     by_example, everywhere = PartitionSpec(meshes.EXAMPLES), PartitionSpec()
@@ -293,7 +293,7 @@ def gradient_program(model, params, state, floats, vectors):
     """Returns the equations of the gradient of a sum of logits by parameters and inputs."""
 
     def loss(params, floats, vectors):
-        return model.apply(params, state, inputs_of(floats, vectors), train=True)[0].sum()
+        return model.apply(params, state, make_inputs(floats, vectors), train=True)[0].sum()
 
     gradient = jax.grad(loss, argnums=(0, 1, 2))
     return list(equations(jax.make_jaxpr(gradient)(params, floats, vectors).jaxpr))

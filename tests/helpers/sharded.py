@@ -52,14 +52,14 @@ def shard_mapped(embedding, function, in_specs, out_specs):
     return compiled(embedding, function.__name__, mapped)
 
 
-def specs_of(embedding, tables):
+def partition_specs(embedding, tables):
     of_part = embedding.specs()
     return {n: jax.tree.map(lambda _, n=n: of_part[n], t) for n, t in tables.items()}
 
 
 def placed(embedding, tables):
     """Puts arrays of stacks on the mesh with their shardings."""
-    specs = specs_of(embedding, tables)
+    specs = partition_specs(embedding, tables)
     put = functools.partial(NamedSharding, embedding.mesh)
     return jax.device_put(tables, jax.tree.map(put, specs, is_leaf=lambda x: isinstance(x, P)))
 
@@ -68,7 +68,7 @@ def new_tables(embedding, seed=0):
     return compiled(embedding, "init", embedding.init)(jax.random.key(seed))
 
 
-def rows_of(tables):
+def table_rows(tables):
     return {name: table.rows for name, table in tables.items()}
 
 
@@ -80,11 +80,11 @@ def lookup(embedding: Embedding, tables, batch):
         return vectors, jax.tree.map(lambda x: x[None], exchange_stats)
 
     tables = placed(embedding, tables)
-    rows = rows_of(tables)
+    rows = table_rows(tables)
     run = shard_mapped(
         embedding,
         look_up,
-        (specs_of(embedding, rows), P(meshes.EXAMPLES)),
+        (partition_specs(embedding, rows), P(meshes.EXAMPLES)),
         P(meshes.EXAMPLES),
     )
     return run(rows, meshes.put_batch(batch, embedding.mesh))
@@ -100,7 +100,10 @@ def update(embedding: Embedding, tables, batch, grads, learning_rate=0.1, step=0
 
     tables = placed(embedding, tables)
     scratch = placed(embedding, embedding.init_scratch())
-    table_specs, scratch_specs = specs_of(embedding, tables), specs_of(embedding, scratch)
+    table_specs, scratch_specs = (
+        partition_specs(embedding, tables),
+        partition_specs(embedding, scratch),
+    )
     by_example = P(meshes.EXAMPLES)
     run = shard_mapped(
         embedding,
@@ -124,7 +127,7 @@ def logical(embedding: Embedding, tables):
         for name, first in next(iter(parts.values())).slots.items():
             array = logical_rows({n: p.slots[name] for n, p in parts.items()}, stack)
             slots[name] = array if first.ndim == 2 else array[:, 0]
-        result[stack.name] = (logical_rows(rows_of(parts), stack), slots)
+        result[stack.name] = (logical_rows(table_rows(parts), stack), slots)
     return result
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mutations import mutated
 
-from jaxrank.data.batches.buffers import arrays_of
+from jaxrank.data.batches.buffers import batch_arrays
 from jaxrank.data.batches.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store import manifest as manifests
@@ -114,7 +114,7 @@ def read(path):
         result.append((np.array(values), counts))
     for block in valid.blocks():
         result.append(tuple(c.to_numpy(zero_copy_only=False).astype("S") for c in block.kept))
-    return [(a.dtype.str, a.shape, a.tobytes()) for batch in result for a in arrays_of(batch)]
+    return [(a.dtype.str, a.shape, a.tobytes()) for batch in result for a in batch_arrays(batch)]
 
 
 # Damage.

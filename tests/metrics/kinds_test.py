@@ -22,7 +22,7 @@ LOSSES = tuple(map(losses.loss_of_kind, KINDS))
 FIELDS = {kind: {metric.name for metric in METRICS[kind]} for kind in METRICS}
 
 
-def labels_of(kind, outputs, r):
+def draw_labels(kind, outputs, r):
     if kind == "binary":
         return r.random(len(outputs)) < 1 / (1 + np.exp(-outputs))
     if kind == "count":
@@ -34,7 +34,7 @@ def case(n=2000, kinds=KINDS, seed=0):
     """Returns outputs, correlated labels and weights, some of them 0: f32[n, tasks] each."""
     r = np.random.default_rng(seed)
     truth = r.normal(size=(n, len(kinds))) + 0.3
-    labels = np.stack([labels_of(k, truth[:, i], r) for i, k in enumerate(kinds)], axis=1)
+    labels = np.stack([draw_labels(k, truth[:, i], r) for i, k in enumerate(kinds)], axis=1)
     outputs = truth + r.normal(size=truth.shape) / 2
     weights = r.random(truth.shape) * (r.random(truth.shape) < 0.8)
     return tuple(a.astype(np.float32) for a in (outputs, labels, weights))

@@ -165,7 +165,7 @@ def merged(a, b):
     return jax.tree.map(operator.add, a, b)
 
 
-def sums_of(logits, labels, weights, batch=1000):
+def compute_sums(logits, labels, weights, batch=1000):
     """Computes sums that are merged over batches on the device."""
     total = None
     for start in range(0, len(logits), batch):
@@ -179,7 +179,7 @@ def sums_of(logits, labels, weights, batch=1000):
 def test_sums_over_batches_give_nearly_the_exact_metrics_of_each_task(spread, error):
     logits, labels, weights = clicks(tasks=3, spread=spread)
     weights[:, 2] = 1
-    result = from_sums(sums_of(logits, labels, weights))
+    result = from_sums(compute_sums(logits, labels, weights))
     for task in range(3):
         exact = exact_metrics.exact(logits[:, task], labels[:, task], weights[:, task])
         assert result[task]["auc"] == pytest.approx(exact["auc"], abs=error)
@@ -299,11 +299,11 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
         part = [a[start : start + 1000] for a in (logits, labels, weights, logit_correction)]
 
         @jax.jit
-        def sums_of(logits, labels, weights, logit_correction):
+        def compute_sums(logits, labels, weights, logit_correction):
             traffic = metrics.traffic_weights(weights, labels, logit_correction)
             return traffic, batch_sums(logits, labels, traffic)
 
-        traffic, sums = sums_of(*part)
+        traffic, sums = compute_sums(*part)
         np.testing.assert_allclose(traffic, sample_weight[start : start + 1000], rtol=1e-5)
         total = sums if total is None else merged(metrics.to_host(total), sums)
     for task, result in enumerate(from_sums(total)):

@@ -32,7 +32,7 @@ LAYOUT = layout(
 B = 5
 
 
-def looked_up(seed=0):
+def lookup_vectors(seed=0):
     """floats, vectors and ids of a batch, as a step has them."""
     rng = np.random.default_rng(seed)
     floats = rng.normal(size=(B, 2)).astype(np.float32)
@@ -52,7 +52,7 @@ def inputs_of_batch(floats, vectors, ids):
 
 
 def test_every_feature_is_there_by_its_name():
-    floats, vectors, ids = looked_up()
+    floats, vectors, ids = lookup_vectors()
     inputs = inputs_of_batch(floats, vectors, ids)
     read, rows = vectors["dim4"]["ids"], ids["dim4"]
     assert list(inputs.dense) == ["age", "price"]
@@ -72,7 +72,7 @@ def test_every_feature_is_there_by_its_name():
 
 
 def test_all_features_stand_side_by_side_in_the_order_of_their_names():
-    inputs = inputs_of_batch(*looked_up())
+    inputs = inputs_of_batch(*lookup_vectors())
     flat, names = np.asarray(inputs.features), input_names(LAYOUT)
     assert flat.shape == (B, len(names)) == (B, inputs.size)
     for i, (kind, feature, place, coordinate) in enumerate(names):
@@ -100,7 +100,7 @@ def test_all_features_stand_side_by_side_in_the_order_of_their_names():
     ids=["nothing", "all dense", "dense", "vectors", "sequence"],
 )
 def test_what_is_not_read_is_not_in_the_program(read, operations):
-    batch = looked_up()
+    batch = lookup_vectors()
     program = jax.make_jaxpr(lambda *batch: jax.tree.leaves(read(inputs_of_batch(*batch))))
     result = collections.Counter(e.primitive.name for e in program(*batch).jaxpr.eqns)
     del result["squeeze"], result["reshape"]
@@ -108,7 +108,7 @@ def test_what_is_not_read_is_not_in_the_program(read, operations):
 
 
 def test_inputs_pass_through_programs_and_have_shapes():
-    inputs = inputs_of_batch(*looked_up())
+    inputs = inputs_of_batch(*lookup_vectors())
     again = jax.jit(lambda inputs: inputs)(inputs)
     assert again.names == inputs.names
     jax.tree.map(np.testing.assert_array_equal, again, inputs)
@@ -133,7 +133,7 @@ MODELS = {
 }
 
 
-def shapes_of(model, inputs):
+def output_shapes(model, inputs):
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs.zeros()))[0]
     leaves = jax.tree_util.tree_leaves_with_path(params)
     name = jax.tree_util.keystr
@@ -163,7 +163,7 @@ def test_the_ranker_reports_each_axis_that_grows_with_its_inputs(config):
         SEQUENCES: base | {"sequences": {"s": 3, "t": 2}},
     }
     size = {DENSE: 1, VECTORS: 7, SEQUENCES: 2}
-    before = shapes_of(model, inputs(**base))
+    before = output_shapes(model, inputs(**base))
     axes = model.input_axes(inputs(**base))
     assert set(axes) <= set(before)
     assert axes["sequence_0/query"] == "s"
@@ -174,7 +174,7 @@ def test_the_ranker_reports_each_axis_that_grows_with_its_inputs(config):
             alone = sum(part for part in parts if isinstance(part, int))
             assert shape[axis] == alone + sum(lengths.get(part, 0) for part in parts), name
     for group, more in grown.items():
-        after = shapes_of(model, inputs(**more))
+        after = output_shapes(model, inputs(**more))
         for name, shape in before.items():
             reading = {} if isinstance(axes.get(name, {}), str) else axes.get(name, {})
             expected = tuple(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rankers
 from jax.sharding import PartitionSpec
-from rankers import BATCH, applied_on, built, inputs_of, joined, random_input
+from rankers import BATCH, apply_sharded, built, joined, make_inputs, random_input
 
 from jaxrank import mesh as meshes
 from jaxrank import models
@@ -31,7 +31,7 @@ def test_logits_are_those_of_the_written_out_formula(cross, structure, mlp_units
         model, params, state, floats, vectors = built(
             mlp_units=mlp_units, task_mlp_units=task_mlp_units, **shape
         )
-        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=False)
+        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=False)
         assert logits.dtype == np.float64
     expected = rankers.ranker(params, floats, vectors, **shape)
     np.testing.assert_allclose(logits, expected, rtol=1e-11, atol=1e-12)
@@ -54,7 +54,7 @@ def test_other_interactions_are_those_of_the_written_out_formula(config, structu
         model, params, state, floats, vectors = built(
             mlp_units=(5,), structure=structure, dims=dims, **config
         )
-        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
+        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=True)
         assert logits.dtype == np.float64
     expected = rankers.ranker(
         params,
@@ -74,11 +74,11 @@ def test_dot_products_reach_pooled_sequences_and_need_no_floats():
     sequence = np.array([[[0, 2], [2, 0]], [[2, 0], [9, 9]]], np.float32)
     filled = np.array([[True, True], [True, False]])
     none = np.zeros((2, 0), np.float32)
-    params, state = model.init(jax.random.key(0), inputs_of(none, vectors, ((sequence, filled),)))
+    params, state = model.init(jax.random.key(0), make_inputs(none, vectors, ((sequence, filled),)))
     assert set(params) == {"head", "sequence_0"}
     params["head"]["kernel"] = jnp.ones((1, 1))
     logits, _ = model.apply(
-        params, state, inputs_of(none, vectors, ((sequence, filled),)), train=False
+        params, state, make_inputs(none, vectors, ((sequence, filled),)), train=False
     )
     np.testing.assert_allclose(logits[:, 0], [3 + 5, 2 * 7], rtol=1e-6)
 
@@ -86,10 +86,10 @@ def test_dot_products_reach_pooled_sequences_and_need_no_floats():
 def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
     model = models.build(tasks=1, cross="dlrm", mlp_units=())
     floats, vectors = jnp.ones((3, 0)), (jnp.ones((3, 4, 2)),)
-    params, _ = model.init(jax.random.key(0), inputs_of(floats, vectors))
+    params, _ = model.init(jax.random.key(0), make_inputs(floats, vectors))
 
     def total_logits(vectors):
-        return model.apply(params, {}, inputs_of(floats, vectors), train=False)[0].sum()
+        return model.apply(params, {}, make_inputs(floats, vectors), train=False)[0].sum()
 
     scatters = [
         line
@@ -104,11 +104,11 @@ def test_dot_products_of_vectors_that_do_not_fit_are_rejected():
     model = models.build(tasks=1, cross="dlrm")
     key, (floats, vectors) = jax.random.key(0), random_input()
     with pytest.raises(InputError, match=r"'dlrm' needs vectors of one dimension.*\[2, 4\]"):
-        model.init(key, inputs_of(floats, vectors))
+        model.init(key, make_inputs(floats, vectors))
     with pytest.raises(InputError, match=r"'dlrm' needs vectors of one dimension.*no vectors"):
-        model.init(key, inputs_of(floats, ()))
+        model.init(key, make_inputs(floats, ()))
     with pytest.raises(InputError, match=r"'dlrm' needs two vectors.*found 1"):
-        model.init(key, inputs_of(floats[:, :0], vectors[1:]))
+        model.init(key, make_inputs(floats[:, :0], vectors[1:]))
 
 
 def test_floats_pass_their_layers_before_they_meet_the_vectors():
@@ -134,7 +134,7 @@ def test_layers_of_floats_that_are_not_there_are_rejected():
     model = models.build(tasks=1, dense_mlp_units=(7, 4))
     floats, vectors = random_input()
     with pytest.raises(InputError, match=r"model.dense_mlp_units .*\(7, 4\)"):
-        model.init(jax.random.key(0), inputs_of(floats[:, :0], vectors))
+        model.init(jax.random.key(0), make_inputs(floats[:, :0], vectors))
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -143,7 +143,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
         model, params, state, floats, vectors = built(
             cross="none", mlp_units=(5, 4), norm=norm, task_mlp_units=(3,)
         )
-        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
+        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=True)
     expected = rankers.ranker(params, floats, vectors, cross="none", structure="stacked", norm=norm)
     np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-11)
 
@@ -159,7 +159,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
 def test_activations_are_those_of_their_names(name, formula):
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(cross="none", mlp_units=(5,), activation=name)
-        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=False)
+        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
     deep = rankers.tower(params["tower"], joined(floats, vectors), act=formula)
     expected = deep @ params["head"]["kernel"] + params["head"]["bias"]
@@ -190,18 +190,18 @@ def test_a_cross_network_without_interactions_in_its_input_returns_it_plus_bias(
     zeros = np.zeros((2, 3), np.float32)
     for cross, expected in (("dcn", 5.0), ("dcn_v2", 0.0)):
         model = models.build(tasks=1, cross=cross, cross_layers=1, mlp_units=())
-        params, state = model.init(jax.random.key(0), inputs_of(zeros, ()))
+        params, state = model.init(jax.random.key(0), make_inputs(zeros, ()))
         params = jax.tree.map(jnp.ones_like, params)
         params["head"]["bias"] = jnp.full(1, 2.0)
-        logits, _ = model.apply(params, state, inputs_of(zeros, ()), train=False)
+        logits, _ = model.apply(params, state, make_inputs(zeros, ()), train=False)
         np.testing.assert_array_equal(logits, expected if expected else 2.0)
 
 
 def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training():
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(cross="none", mlp_units=(4,), norm="batch")
-        logits, new = model.apply(params, state, inputs_of(floats, vectors), train=True)
-        again, same = model.apply(params, new, inputs_of(floats, vectors), train=False)
+        logits, new = model.apply(params, state, make_inputs(floats, vectors), train=True)
+        again, same = model.apply(params, new, make_inputs(floats, vectors), train=False)
         assert {a.dtype for a in jax.tree.leaves((state, new))} == {np.dtype(np.float64)}
     params = jax.tree.map(np.asarray, params)
     layer = params["tower"]["layer_0"]
@@ -230,10 +230,10 @@ def test_examples_of_weight_0_do_not_count_in_batch_norm(counted):
     weights = np.zeros(len(floats), np.float32)
     weights[counted] = len(floats) / max(len(counted), 1)
     share = models.Share(weights=weights, counted=np.float32(len(counted)))
-    _, result = model.apply(params, state, inputs_of(floats, vectors, share=share), train=True)
+    _, result = model.apply(params, state, make_inputs(floats, vectors, share=share), train=True)
     expected = state
     if counted:
-        others = inputs_of(floats[counted], [v[counted] for v in vectors])
+        others = make_inputs(floats[counted], [v[counted] for v in vectors])
         _, expected = model.apply(params, state, others, train=True)
         moments = model.moments(params, state, others, jax.random.key(0))
         norm = expected["batch_stats"]["tower"]["norm_0"]
@@ -245,10 +245,10 @@ def test_examples_of_weight_0_do_not_count_in_batch_norm(counted):
 def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
     model = models.build(tasks=1, cross="none", mlp_units=(1,), norm="batch", activation="tanh")
     floats = (1000 + np.arange(8) / 100)[:, None].astype(np.float32)
-    params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
+    params, state = model.init(jax.random.key(0), make_inputs(floats, ()))
     params["tower"]["layer_0"]["kernel"] = jnp.ones((1, 1))
     params["head"]["kernel"] = jnp.ones((1, 1))
-    logits, _ = model.apply(params, state, inputs_of(floats, ()), train=True)
+    logits, _ = model.apply(params, state, make_inputs(floats, ()), train=True)
     x = floats[:, 0].astype(np.float64)
     expected = np.tanh((x - x.mean()) / np.sqrt(x.var() + 1e-5))
     np.testing.assert_allclose(logits[:, 0], expected, atol=5e-3)
@@ -258,12 +258,12 @@ def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
     model = models.build(tasks=1, cross="none", mlp_units=(6,), norm="batch", activation="tanh")
     floats, _ = random_input(batch=32)
     floats = floats + np.arange(32, dtype=np.float32)[:, None]
-    params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
+    params, state = model.init(jax.random.key(0), make_inputs(floats, ()))
     mesh = meshes.make_mesh(devices=8)
 
     def loss(params, floats, share):
         return (
-            model.apply(params, state, inputs_of(floats, (), share=share), train=True)[0] ** 3
+            model.apply(params, state, make_inputs(floats, (), share=share), train=True)[0] ** 3
         ).sum()
 
     def shard_gradient(params, floats):
@@ -290,22 +290,24 @@ def test_a_sequence_is_pooled_by_a_softmax_over_its_filled_places():
     vectors = rng.normal(size=(4, 5, 3)).astype(np.float32)
     mask = np.arange(5)[None, :] < np.array([5, 2, 1, 0])[:, None]
     floats = np.zeros((4, 0), np.float32)
-    params, state = model.init(jax.random.key(0), inputs_of(floats, (), ((vectors, mask),)))
+    params, state = model.init(jax.random.key(0), make_inputs(floats, (), ((vectors, mask),)))
     assert not params["sequence_0"]["query"].any()
     query = rng.normal(size=3).astype(np.float32)
     kernel = rng.normal(size=(3, 1)).astype(np.float32)
     params["sequence_0"]["query"], params["head"]["kernel"] = query, kernel
 
-    def logits_of(vectors):
-        return model.apply(params, state, inputs_of(floats, (), ((vectors, mask),)), train=True)[0]
+    def compute_logits(vectors):
+        return model.apply(params, state, make_inputs(floats, (), ((vectors, mask),)), train=True)[
+            0
+        ]
 
     expected = np.zeros((4, 3))
     for i, length in enumerate((5, 2, 1, 0)):
         scores = np.exp(vectors[i, :length] @ query / 3**0.5)
         if length:
             expected[i] = (scores / scores.sum()) @ vectors[i, :length]
-    np.testing.assert_allclose(logits_of(vectors), expected @ kernel, rtol=1e-5, atol=1e-6)
-    grad = jax.grad(lambda v: logits_of(v).sum())(vectors)
+    np.testing.assert_allclose(compute_logits(vectors), expected @ kernel, rtol=1e-5, atol=1e-6)
+    grad = jax.grad(lambda v: compute_logits(v).sum())(vectors)
     assert np.isfinite(grad).all()
     assert not np.asarray(grad)[~mask].any(), "a place that is not filled has no gradient"
 
@@ -315,10 +317,10 @@ def test_batch_norm_statistics_are_those_of_the_global_batch_on_any_number_of_de
     floats, vectors = random_input(batch=64)
     # Unlike means on each device, so that statistics of a device would differ from the global.
     floats = floats + np.arange(64, dtype=np.float32)[:, None]
-    params, state = model.init(jax.random.key(0), inputs_of(floats, vectors))
+    params, state = model.init(jax.random.key(0), make_inputs(floats, vectors))
     args = (model, params, state, floats, vectors, jax.random.key(1))
-    logits1, state1 = applied_on(1, *args)
-    logits8, state8 = applied_on(8, *args)
+    logits1, state1 = apply_sharded(1, *args)
+    logits8, state8 = apply_sharded(8, *args)
     np.testing.assert_allclose(logits8, logits1, rtol=1e-4, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), state1, state8)
     kernel = np.asarray(params["tower"]["layer_0"]["kernel"], np.float64)
@@ -332,7 +334,7 @@ def identity_with_dropout():
     """A model whose logits are its floats after the dropout of one layer."""
     model = models.build(tasks=32, cross="none", mlp_units=(32,), dropout=0.25)
     floats = np.ones((64, 32), np.float32)
-    params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
+    params, state = model.init(jax.random.key(0), make_inputs(floats, ()))
     params = jax.tree.map(jnp.zeros_like, params)
     params["tower"]["layer_0"]["kernel"] = params["head"]["kernel"] = jnp.eye(32)
     return model, params, state, floats
@@ -341,11 +343,11 @@ def identity_with_dropout():
 def test_dropout_masks_are_equal_on_any_number_of_devices_and_differ_between_examples():
     model, params, state, floats = identity_with_dropout()
     args = (model, params, state, floats, (), jax.random.key(7))
-    single, _ = applied_on(1, *args)
-    eight, _ = applied_on(8, *args)
+    single, _ = apply_sharded(1, *args)
+    eight, _ = apply_sharded(8, *args)
     np.testing.assert_array_equal(single, eight)
     assert len(np.unique(eight > 0, axis=0)) > 60
-    other, _ = applied_on(8, *args[:-1], jax.random.key(8))
+    other, _ = apply_sharded(8, *args[:-1], jax.random.key(8))
     assert (other != eight).any()
 
 
@@ -394,11 +396,13 @@ def test_random_bits_look_independent_over_keys_examples_and_units():
 
 def test_dropout_scales_what_it_keeps_and_does_nothing_when_not_training():
     model, params, state, floats = identity_with_dropout()
-    logits, _ = model.apply(params, state, inputs_of(floats, ()), train=True, key=jax.random.key(1))
+    logits, _ = model.apply(
+        params, state, make_inputs(floats, ()), train=True, key=jax.random.key(1)
+    )
     np.testing.assert_allclose(np.unique(logits), [0, 1 / 0.75], rtol=1e-6)
     assert abs(np.mean(np.asarray(logits) == 0) - 0.25) < 0.04
     logits, _ = model.apply(
-        params, state, inputs_of(floats, ()), train=False, key=jax.random.key(1)
+        params, state, make_inputs(floats, ()), train=False, key=jax.random.key(1)
     )
     np.testing.assert_array_equal(logits, floats)
 
@@ -406,12 +410,12 @@ def test_dropout_scales_what_it_keeps_and_does_nothing_when_not_training():
 def test_dropout_without_a_key_is_rejected():
     model, params, state, floats = identity_with_dropout()
     with pytest.raises(ValueError, match="key must be given"):
-        model.apply(params, state, inputs_of(floats, ()), train=True)
+        model.apply(params, state, make_inputs(floats, ()), train=True)
 
 
 def test_parameters_have_stable_names_and_zero_biases():
     model = models.build(tasks=2, structure="parallel", mlp_units=(4,), norm="layer")
-    params, _ = jax.jit(model.init)(jax.random.key(0), inputs_of(*random_input()))
+    params, _ = jax.jit(model.init)(jax.random.key(0), make_inputs(*random_input()))
     assert set(params) == {"cross", "tower", "head"}
     assert set(params["tower"]) == {"layer_0", "norm_0"}
     assert not params["tower"]["layer_0"]["bias"].any()
@@ -426,7 +430,7 @@ def test_parameters_have_stable_names_and_zero_biases():
 @pytest.mark.parametrize(("cross", "out"), [("dcn_v2", 200), ("dcn", 1)])
 def test_kernels_start_with_the_variance_of_glorot(cross, out):
     model = models.build(tasks=1, cross=cross, cross_layers=20, mlp_units=(300,))
-    params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 200), np.float32), ()))
+    params, _ = model.init(jax.random.key(0), make_inputs(np.zeros((1, 200), np.float32), ()))
     cross_kernels = np.stack([params["cross"][f"layer_{i}"]["kernel"] for i in range(20)])
     np.testing.assert_allclose(cross_kernels.var(), 2 / (200 + out), rtol=0.1)
     deep = np.asarray(params["tower"]["layer_0"]["kernel"])
@@ -436,7 +440,7 @@ def test_kernels_start_with_the_variance_of_glorot(cross, out):
 def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert():
     for cross, experts in (("dcn_v2_low_rank", {}), ("dcn_mix", {"cross_experts": 3})):
         model = models.build(tasks=1, cross=cross, cross_rank=60, mlp_units=(), **experts)
-        params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 200), np.float32), ()))
+        params, _ = model.init(jax.random.key(0), make_inputs(np.zeros((1, 200), np.float32), ()))
         kernels = {name: layer["kernel"] for name, layer in params["cross"].items()}
         count = experts.get("cross_experts", 1)
         for name, fan, size in (
@@ -533,15 +537,15 @@ def test_a_field_that_is_not_read_may_be_given_with_its_default():
 def test_a_model_of_nothing_is_rejected():
     model = models.build(tasks=1)
     with pytest.raises(InputError, match="at least one feature"):
-        model.init(jax.random.key(0), inputs_of(np.zeros((4, 0), np.float32), ()))
+        model.init(jax.random.key(0), make_inputs(np.zeros((4, 0), np.float32), ()))
 
 
 def test_a_model_of_vectors_only_needs_no_floats():
     model = models.build(tasks=1, mlp_units=())
     vectors = random_input()[1]
     none = np.zeros((BATCH, 0), np.float32)
-    params, state = model.init(jax.random.key(0), inputs_of(none, vectors))
-    logits, _ = model.apply(params, state, inputs_of(none, vectors), train=False)
+    params, state = model.init(jax.random.key(0), make_inputs(none, vectors))
+    logits, _ = model.apply(params, state, make_inputs(none, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
     expected = rankers.ranker(params, none, vectors, cross="dcn_v2", structure="stacked")
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)

@@ -243,7 +243,7 @@ def test_a_config_may_register_the_model_that_it_names(tmp_path, monkeypatch):
 
 def test_a_model_that_gives_no_logit_for_each_task_is_rejected(folder):
     extensions.load(OWN)
-    model = registry.module_of("own")
+    model = registry.find_module("own")
 
     class Wrong(model):
         def __call__(self, inputs, train):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rankers
 from checkout import ROOT
-from rankers import built, gradient_program, inputs_of
+from rankers import built, gradient_program, make_inputs
 
 from jaxrank import models
 from jaxrank.models import products
@@ -30,13 +30,13 @@ CONFIGS = [
 NAMES = [config["cross"] for config in CONFIGS]
 
 
-def model_of(config, dtype=np.float32, **more):
+def build_model(config, dtype=np.float32, **more):
     dims = (4, 4) if config["cross"] == "dlrm" else (2, 4)
     return built(mlp_units=(6,), dims=dims, dtype=dtype, **config, **more)
 
 
-def products_of(config, **more):
-    return [e for e in gradient_program(*model_of(config, **more)) if _is_product(e)]
+def find_products(config, **more):
+    return [e for e in gradient_program(*build_model(config, **more)) if _is_product(e)]
 
 
 def _is_product(equation):
@@ -45,7 +45,7 @@ def _is_product(equation):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_every_matrix_product_states_its_precision(config):
-    products = products_of(config)
+    products = find_products(config)
     assert len(products) > 10
     highest = (jax.lax.Precision.HIGHEST,) * 2
     assert all(e.params["precision"] == highest for e in products)
@@ -54,7 +54,7 @@ def test_every_matrix_product_states_its_precision(config):
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_bfloat16_products_multiply_bfloat16_and_give_float32(config):
     """Products of the gradient are included."""
-    products = products_of(config, precision="bfloat16")
+    products = find_products(config, precision="bfloat16")
     assert len(products) > 10
     for equation in products:
         assert [v.aval.dtype for v in equation.invars] == [jnp.bfloat16] * 2, equation
@@ -75,10 +75,10 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
         model = models.build(
             tasks=2, mlp_units=(32,), activation="silu", precision=precision, **config
         )
-        params, state = model.init(jax.random.key(0), inputs_of(floats, vectors))
+        params, state = model.init(jax.random.key(0), make_inputs(floats, vectors))
 
         def loss(params, state, model=model):
-            logits, new = model.apply(params, state, inputs_of(floats, vectors), train=True)
+            logits, new = model.apply(params, state, make_inputs(floats, vectors), train=True)
             return (mix * logits).sum(), (logits, new)
 
         grads, (logits, new) = jax.jit(jax.grad(loss, has_aux=True))(params, state)
@@ -104,7 +104,7 @@ def test_bfloat16_products_are_added_up_in_float32():
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_a_mixed_model_adds_up_no_axis_in_bfloat16(config):
     """XLA may, to the last bit of bfloat16, where a program says so; products state their sums."""
-    equations = gradient_program(*model_of(config, precision="mixed_bfloat16"))
+    equations = gradient_program(*build_model(config, precision="mixed_bfloat16"))
     sums = [e for e in equations if e.primitive.name in ("reduce_sum", "cumsum", "reduce_prod")]
     assert len(sums) > 5
     for equation in sums:
@@ -167,11 +167,11 @@ def test_sums_in_parts_are_those_of_the_whole(leading, examples, size, width, pr
     shapes = (*leading, examples, size), (*leading, size, width), (*leading, examples, width)
     x, kernel, g = (r.integers(-8, 8, shape).astype(np.float32) for shape in shapes)
 
-    def all_of(x, kernel, g):
+    def all_products(x, kernel, g):
         y, back = jax.vjp(lambda x, k: product(x, k, precision), x, kernel)
         return y, *back(g)
 
-    compiled = jax.jit(all_of, compiler_options=compiler_options(precision, "cpu"))
+    compiled = jax.jit(all_products, compiler_options=compiler_options(precision, "cpu"))
     expected = x @ kernel, g @ kernel.swapaxes(-1, -2), x.swapaxes(-1, -2) @ g
     for result, wanted in zip(compiled(x, kernel, g), expected, strict=True):
         np.testing.assert_array_equal(result, wanted)  # whole numbers, so whatever the order
@@ -276,23 +276,23 @@ def test_the_options_for_gpu_are_such_that_xla_has():
 @pytest.mark.parametrize("precision", ["highest", "bfloat16"])
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(config, precision):
-    model, params, _, floats, vectors = model_of(config, precision=precision)
+    model, params, _, floats, vectors = build_model(config, precision=precision)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     weights = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     # Gates times experts, of two tasks: width 4, defaults of 4 experts, 2 of each task, 2 levels.
     mixing = {"mmoe": 2 * 4 * 4, "ple": 2 * (2 * (2 + 4) * 4) + (2 * 2 + 4) * 4}
     pairs = (1 + 3) ** 2 * 4 if config["cross"] == "dlrm" else 0
     expected = 2 * (weights + mixing.get(config.get("multitask"), 0) + pairs)
-    assert model.flops(inputs_of(floats, vectors)) == expected
+    assert model.flops(make_inputs(floats, vectors)) == expected
     shapes = jax.eval_shape(lambda: (floats, vectors))
-    assert model.flops(inputs_of(*shapes)) == expected
+    assert model.flops(make_inputs(*shapes)) == expected
 
 
 @pytest.mark.parametrize("width", [429, 430])
 def test_zeros_that_sides_are_filled_up_with_are_no_operations(width):
     counts = [
         models.build(tasks=1, cross="dcn_v2_low_rank", precision=precision).flops(
-            inputs_of(np.zeros((1, width), np.float32), ())
+            make_inputs(np.zeros((1, width), np.float32), ())
         )
         for precision in ("highest", "bfloat16")
     ]
@@ -302,15 +302,15 @@ def test_zeros_that_sides_are_filled_up_with_are_no_operations(width):
 def test_operations_of_a_sequence_are_those_of_what_reads_its_pool():
     model = models.build(tasks=1, cross="none", mlp_units=())
     sequence = (np.zeros((9, 5, 3), np.float32), np.zeros((9, 5), bool))
-    assert model.flops(inputs_of(np.zeros((9, 2), np.float32), (), (sequence,))) == 2 * (2 + 3)
+    assert model.flops(make_inputs(np.zeros((9, 2), np.float32), (), (sequence,))) == 2 * (2 + 3)
 
 
 def test_a_training_step_takes_three_times_the_operations_of_a_forward_pass():
     config = dict(cross="dcn_v2", task_mlp_units=(3,))
-    model, params, state, floats, vectors = model_of(config)
+    model, params, state, floats, vectors = build_model(config)
     step = 0
     for equation in filter(_is_product, gradient_program(model, params, state, floats, vectors)):
         (contracted, _), _ = equation.params["dimension_numbers"]
         length = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
         step += 2 * np.prod(equation.outvars[0].aval.shape) * length
-    assert step == 3 * len(floats) * model.flops(inputs_of(floats, vectors))
+    assert step == 3 * len(floats) * model.flops(make_inputs(floats, vectors))

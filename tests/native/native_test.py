@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from checkout import HELPERS, ROOT
 from native_layers import PRECISIONS, assert_near, assert_same_bits, floats
-from placed_tables import DIMS, SCHEMA, hot_of
-from sharded import lookup, new_tables, specs_of, update
+from placed_tables import DIMS, SCHEMA, hot_rows
+from sharded import lookup, new_tables, partition_specs, update
 
 from jaxrank import mesh as meshes
 from jaxrank import native
@@ -149,7 +149,7 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
 def test_lookup_and_update_are_those_of_xla(
     row_optimizer, placement, devices, replicas, scope, settings
 ):
-    lay = layout(SCHEMA, DIMS, hot_of(placement, devices))
+    lay = layout(SCHEMA, DIMS, hot_rows(placement, devices))
     settings = dict(
         layout=lay,
         mesh=meshes.make_mesh(devices=devices, replicas=replicas),
@@ -213,7 +213,7 @@ def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
 
 @needs_compiler
 def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
-    lay = layout(SCHEMA, DIMS, hot_of("rows", 1))
+    lay = layout(SCHEMA, DIMS, hot_rows("rows", 1))
     embedding = Embedding(
         lay, meshes.make_mesh(devices=1), row_optimizer=make_row_optimizer("rowwise_adagrad")
     )
@@ -242,7 +242,7 @@ def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
         )
         return mapped()
 
-    embedding_specs = specs_of(embedding, tables)
+    embedding_specs = partition_specs(embedding, tables)
     assert "JaxrankRowwiseAdagrad" in step.lower(jnp.bool_(True)).as_text()
     jax.tree.map(assert_same_bits, step(jnp.bool_(False)), tables)
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), step(jnp.bool_(True)), tables)

@@ -178,7 +178,7 @@ def test_a_row_is_certain_where_a_share_is_as_large_as_the_sample():
 
 def test_expected_different_rows_are_those_of_simulated_steps():
     random = np.random.default_rng(0)
-    sample = traffic_of(random, {"a": (5000, 1.2)}, examples=60_000)
+    sample = make_traffic(random, {"a": (5000, 1.2)}, examples=60_000)
     expected = frequency.chance(sample.tables["a"].counts, 60_000, 700).sum()
     result = [len(np.unique(power_law(random, 5000, 1.2, 700))) for _ in range(200)]
     assert expected == pytest.approx(np.mean(result), rel=0.01)
@@ -218,7 +218,7 @@ def power_law(random, rows, exponent, size):
     return synthetic._power_law(random.random(size), rows, exponent)
 
 
-def traffic_of(random, tables, examples):
+def make_traffic(random, tables, examples):
     """Samples one id per example of each table: (rows, exponent)."""
     reads = {}
     for name, (rows, exponent) in tables.items():
@@ -230,10 +230,10 @@ def traffic_of(random, tables, examples):
 TABLES = {"tiny": (50, 1.0), "even": (120, 0.0), "big": (100_000, 1.3), "other": (9000, 1.1)}
 
 
-def plan_of(tables, *, devices=16, share=1000, encoding="integer", seed=0, asked=None, dims=None):
-    sample = traffic_of(np.random.default_rng(seed), tables, 40_000)
+def make_plan(tables, *, devices=16, share=1000, encoding="integer", seed=0, asked=None, dims=None):
+    sample = make_traffic(np.random.default_rng(seed), tables, 40_000)
     return planner.make_plan(
-        schema_of(tables, encoding),
+        make_schema(tables, encoding),
         dict.fromkeys(tables, 16) | (dims or {}),
         sample,
         devices=devices,
@@ -242,7 +242,7 @@ def plan_of(tables, *, devices=16, share=1000, encoding="integer", seed=0, asked
     )
 
 
-def schema_of(tables, encoding="integer"):
+def make_schema(tables, encoding="integer"):
     return Schema(
         tasks=(Task("click"),),
         dense=(),
@@ -253,7 +253,7 @@ def schema_of(tables, encoding="integer"):
 
 
 def test_auto_keeps_small_and_hot_tables_whole_and_splits_the_others():
-    plan = plan_of(TABLES)
+    plan = make_plan(TABLES)
     result = {t.name: t for t in plan.tables}
     assert list(result) == list(TABLES)
     assert {n: t.placement for n, t in result.items()} == {
@@ -272,7 +272,7 @@ def test_auto_keeps_small_and_hot_tables_whole_and_splits_the_others():
 
 def test_hot_rows_are_merged_by_how_often_they_are_read():
     """Compares with exact frequencies, which a sample estimates within a few percent."""
-    plan = plan_of(TABLES)
+    plan = make_plan(TABLES)
     hot = plan.hot["dim16"]
     ranks, chances = collections.Counter(), []
     for name in hot.hot_rows:
@@ -290,7 +290,7 @@ def test_hot_rows_are_merged_by_how_often_they_are_read():
 
 
 def test_expected_lookups_of_split_rows_are_those_of_simulated_steps():
-    plan = plan_of(TABLES)
+    plan = make_plan(TABLES)
     random = np.random.default_rng(5)
     for table in plan.tables:
         rows, exponent = TABLES[table.name]
@@ -303,27 +303,27 @@ def test_expected_lookups_of_split_rows_are_those_of_simulated_steps():
 
 
 def test_the_same_data_gives_the_same_placement():
-    assert plan_of(TABLES).hot == plan_of(TABLES).hot
-    assert plan_of(TABLES).hot != plan_of(TABLES, seed=1).hot
+    assert make_plan(TABLES).hot == make_plan(TABLES).hot
+    assert make_plan(TABLES).hot != make_plan(TABLES, seed=1).hot
 
 
 def test_each_dimension_has_hot_rows_of_its_own():
-    plan = plan_of(TABLES, dims={"big": 32, "tiny": 32})
+    plan = make_plan(TABLES, dims={"big": 32, "tiny": 32})
     assert plan.hot["dim32"].replicated_tables == ("tiny",)
     assert set(plan.hot["dim32"].hot_rows) == {"big"}
     assert plan.hot["dim16"].replicated_tables == ("even",)
     assert set(plan.hot["dim16"].hot_rows) == {"other"}
-    layout(schema_of(TABLES), dict.fromkeys(TABLES, 16) | {"big": 32, "tiny": 32}, plan.hot)
+    layout(make_schema(TABLES), dict.fromkeys(TABLES, 16) | {"big": 32, "tiny": 32}, plan.hot)
 
 
 def test_rows_of_missing_and_unknown_values_do_not_hide_the_hot_ones_behind_them():
     tables = {"big": (100_000, 1.3)}
-    plain = plan_of(tables).hot["dim16"]
-    sample = traffic_of(np.random.default_rng(0), tables, 40_000)
+    plain = make_plan(tables).hot["dim16"]
+    sample = make_traffic(np.random.default_rng(0), tables, 40_000)
     reads = sample.tables["big"]
     moved = TableReads(reads.rows + np.int32(2), reads.counts)  # rows 0 and 1 are never read
     (result,) = planner.make_plan(
-        schema_of({"big": (100_002, 1.3)}, "vocabulary"),
+        make_schema({"big": (100_002, 1.3)}, "vocabulary"),
         {"big": 16},
         sample._replace(tables={"big": moved}),
         devices=16,
@@ -336,11 +336,11 @@ def test_rows_of_missing_and_unknown_values_do_not_hide_the_hot_ones_behind_them
 
 def test_hot_rows_that_are_not_in_front_are_reported():
     tables = {"big": (100_000, 1.3)}
-    sample = traffic_of(np.random.default_rng(0), tables, 40_000)
+    sample = make_traffic(np.random.default_rng(0), tables, 40_000)
     reads = sample.tables["big"]
     backwards = TableReads(99_999 - reads.rows[::-1], reads.counts[::-1])
     plan = planner.make_plan(
-        schema_of(tables),
+        make_schema(tables),
         {"big": 16},
         sample._replace(tables={"big": backwards}),
         devices=16,
@@ -352,17 +352,17 @@ def test_hot_rows_that_are_not_in_front_are_reported():
     assert "table 'big' has " in warning
     assert "falling frequency" in warning
     assert plan.tables[0].reason == "no row is read by 90% of the devices in each step"
-    assert plan_of(tables).warnings == ()
+    assert make_plan(tables).warnings == ()
 
 
 def test_on_one_device_nothing_is_hot():
-    plan = plan_of(TABLES, devices=1, asked={"big": "replicated"})
+    plan = make_plan(TABLES, devices=1, asked={"big": "replicated"})
     assert plan.hot == {"dim16": ReplicatedRows()}
     assert {(t.placement, t.reason) for t in plan.tables} == {("rows", "there is one device")}
 
 
 def test_a_placement_that_is_asked_for_is_taken():
-    plan = plan_of(TABLES, asked={"big": "rows", "other": "replicated", "tiny": "rows"})
+    plan = make_plan(TABLES, asked={"big": "rows", "other": "replicated", "tiny": "rows"})
     hot = plan.hot["dim16"]
     assert hot == ReplicatedRows(replicated_tables=("even", "other"))
     result = {t.name: (t.placement, t.replicated_rows, t.reason) for t in plan.tables}

@@ -41,7 +41,7 @@ def parsed(text):
     return ElementTree.fromstring(text.partition("\n")[2])
 
 
-def text_of(root, section):
+def section_text(root, section):
     return " ".join("".join(root.find(f".//section[@id='{section}']").itertext()).split())
 
 
@@ -60,7 +60,7 @@ def test_the_page_is_well_formed_with_unique_ids_and_loads_nothing(collected):
 def test_each_section_shows_the_numbers_of_the_runs(collected, variants):
     root = parsed(page.render(collected))
     result = variants.unbroken("plain")[1]
-    shown = text_of(root, "result")
+    shown = section_text(root, "result")
     for task in ("click", "conversion"):
         assert f"{result.metrics[task]['auc']:.5g}" in shown
         assert f"{result.constant[task]['logloss']:.5g}" in shown
@@ -68,12 +68,12 @@ def test_each_section_shows_the_numbers_of_the_runs(collected, variants):
     assert len(root.findall(".//section[@id='curves']//svg")) == 8  # 2 tasks, 2 metrics, 2 axes
     assert len(root.findall(".//section[@id='reliability']//svg")) == 2
     assert len(root.findall(".//section[@id='scores']//svg")) == 4
-    assert "click by c1 of plain" in text_of(root, "slices")
-    assert "train6,0006,000" in text_of(root, "data")
-    assert "label click" in text_of(root, "drift")
-    assert "4 tables with 430 rows" in text_of(root, "placement")
-    assert "compilation" in text_of(root, "time")
-    assert "ema_decay0.00.9" in text_of(root, "config")
+    assert "click by c1 of plain" in section_text(root, "slices")
+    assert "train6,0006,000" in section_text(root, "data")
+    assert "label click" in section_text(root, "drift")
+    assert "4 tables with 430 rows" in section_text(root, "placement")
+    assert "compilation" in section_text(root, "time")
+    assert "ema_decay0.00.9" in section_text(root, "config")
 
 
 def test_the_worst_slices_come_first(collected):
@@ -125,7 +125,7 @@ def test_names_and_values_never_become_markup(collected):
     }
     allowed = {"img", "script"} & {node.tag for node in root.iter()}
     assert not allowed
-    assert "<img src=x onerror=" in text_of(root, "slices")
+    assert "<img src=x onerror=" in section_text(root, "slices")
     assert not [key for node in root.iter() for key in node.attrib if key.startswith("on")]
 
 
@@ -166,7 +166,7 @@ def test_the_command_writes_one_page_for_several_runs(runs, capsys, tmp_path, mo
     cli.run(["report", *map(str, runs), "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result == {"output": str(tmp_path / "report.html"), "runs": [str(run) for run in runs]}
-    shown = text_of(parsed((tmp_path / "report.html").read_text()), "config")
+    shown = section_text(parsed((tmp_path / "report.html").read_text()), "config")
     assert "Differences between the runs" in shown
 
 
@@ -185,7 +185,7 @@ def test_slices_are_scored_on_request_and_a_run_without_summary_is_scored(runs, 
     root = parsed((workdir / "report.html").read_text())
     expected = parsed(page.render([collect.collect(runs[0])]))
     for section in ("reliability", "scores", "slices", "data", "drift"):
-        assert text_of(root, section) == text_of(expected, section), section
+        assert section_text(root, section) == section_text(expected, section), section
     assert len(root.findall(".//section[@id='curves']//svg")) == 4  # without time
 
 

@@ -21,7 +21,7 @@ from jaxrank.data.spec.derived import DerivedSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve
 from jaxrank.errors import InputError
-from jaxrank.export.signature import Requests, columns_of, signature
+from jaxrank.export.signature import Requests, raw_columns, signature
 
 DATES = ["2024-05-01", "1969-12-31", "0001-01-01", "9999-12-31", "2024-02-29", "2023-02-29"]
 DATES += ["2024-13-01", "0000-01-01", "24-05-01", "2024-5-1", "20240501", "2024-05-01T", "2024-05"]
@@ -214,7 +214,7 @@ def tree(requests, **features):
     )
     store = SimpleNamespace(spec=SimpleNamespace(source={}, boundaries={}, hash_key=""))
     layout = SimpleNamespace(schema=SimpleNamespace(dense=schema.dense, tables=[]))
-    return columns_of(spec), signature(layout, store, spec, types, requests)
+    return raw_columns(spec), signature(layout, store, spec, types, requests)
 
 
 AGE = dict(name="age", kind="age", columns=("time", "seen"))

@@ -100,10 +100,10 @@ def built(entry, names, types, folder):
     """Returns the preparation's encoder and the scorer's, and the stack of their only table."""
     ((section, fields),) = entry.items()
     tree = dict(tasks=[dict(name="t", label="t")]) | {section: [dict(columns="x", **fields)]}
-    return built_from(tree, names, types, folder)
+    return build_encoder(tree, names, types, folder)
 
 
-def built_from(section, names, types, folder):
+def build_encoder(section, names, types, folder):
     """Returns both encoders of a section `features`, and the signature."""
     spec = resolve(feature_spec(section), names)
     words = pa.array(WORDS)
@@ -235,7 +235,7 @@ def test_candidates_are_encoded_together_as_they_are_alone(tmp_path):
         dense=[dict(columns=["z", "number"], missing_indicator=True)],
         categorical=[dict(columns=["x", "y", "shared"])],
     )
-    _, encoder, parsed = built_from(section, batch.schema.names, batch.schema, tmp_path)
+    _, encoder, parsed = build_encoder(section, batch.schema.names, batch.schema, tmp_path)
     by_name = {c.name: c for c in parsed.columns}
     shared = {n: Cells([columns[n][0]], by_name[n], True) for n in ("shared", "number")}
     cells = {n: Cells(columns[n], by_name[n], False) for n in "xyz"}

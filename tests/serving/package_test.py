@@ -15,12 +15,12 @@ FILES = sorted((ROOT / "serving" / "jaxrank_serving").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "serving" / "pyproject.toml").read_text())["project"]
 
 
-def names_of(requirements):
+def package_names(requirements):
     return {re.match(r"[\w.-]+", line)[0].replace("-", "_") for line in requirements}
 
 
-DECLARED = names_of(PROJECT["dependencies"])
-OF_SERVER = names_of(PROJECT["optional-dependencies"]["server"])
+DECLARED = package_names(PROJECT["dependencies"])
+OF_SERVER = package_names(PROJECT["optional-dependencies"]["server"])
 
 
 def test_it_declares_these_dependencies_only():

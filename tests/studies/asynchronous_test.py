@@ -95,7 +95,7 @@ def simulated(server, lay, batches, order, workers):
     def pull(worker):
         if waiting:
             batch = waiting.pop(0)
-            vectors = examples.looked_up({stack.name: server.rows}, lay, batch)
+            vectors = examples.lookup_vectors({stack.name: server.rows}, lay, batch)
             held[worker] = dict(server.params), vectors, batch, server.step
 
     for worker in range(workers):

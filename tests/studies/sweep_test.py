@@ -130,4 +130,4 @@ def test_a_flag_of_single_entries_is_repeated():
     registry.add_flags(parser, ["sweep"])
     for ranges in ([], RANGES):
         arguments = parser.parse_args([f"--range={text}" for text in ranges])
-        assert registry.options_of(sweep.STUDY, vars(arguments)).range == tuple(ranges)
+        assert registry.make_options(sweep.STUDY, vars(arguments)).range == tuple(ranges)

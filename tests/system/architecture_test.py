@@ -43,13 +43,13 @@ DATA_FLOORS = (
 ENTRY = "__main__"  # above all floors
 
 
-def module_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     """The dotted name of a file of the package."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     return name.removesuffix(".__init__")
 
 
-MODULES = {module_of(path): path for path in FILES}
+MODULES = {module_name(path): path for path in FILES}
 
 
 def imports(path: Path) -> set[str]:
@@ -86,13 +86,13 @@ def importers(module: str) -> set[str]:
     }
 
 
-def floors_of(floors: tuple[str, ...]) -> dict[str, int]:
+def module_floors(floors: tuple[str, ...]) -> dict[str, int]:
     return {name: number for number, names in enumerate(floors) for name in names.split()}
 
 
 def upward_imports(folder: str, floors: tuple[str, ...]) -> list[str]:
     """Imports between parts of a folder that do not go to a lower floor."""
-    floor = floors_of(floors)
+    floor = module_floors(floors)
     upward = []
     for name, path in MODULES.items():
         for other in imported_modules(path):
@@ -116,7 +116,7 @@ def test_the_reader_of_imports_sees_them():
 def test_imports_go_to_lower_floors_only(folder, floors):
     path = ROOT / folder.replace(".", "/")
     parts = {p.stem for p in path.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    assert parts - {"__init__", ENTRY} == floors_of(floors).keys()
+    assert parts - {"__init__", ENTRY} == module_floors(floors).keys()
     assert not upward_imports(folder, floors)
 
 

@@ -8,7 +8,7 @@ from runs import final_state, nothing, store_config
 from jaxrank import mesh as meshes
 from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.run import build
-from jaxrank.step import trained, weights_of
+from jaxrank.step import prediction_weights, trained
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -41,7 +41,7 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
     assert int(state.step) == 16
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        to_host(weights_of(state)),
+        to_host(prediction_weights(state)),
         expected,
     )
     distance = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, to_host(trained(state)))

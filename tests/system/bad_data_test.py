@@ -390,10 +390,10 @@ def test_float_ids_that_were_rounded(tmp_path, kind, first):
     if first < 2**31:
         ids = [dict(columns="user", encoding="integer", rows=2**30)]
         with rejected("row 2, column user: must be a row that", "does not round", "as int64"):
-            run_parquet(tmp_path, {"label": [1, 0], "user": abs_of(values)}, categorical=ids)
+            run_parquet(tmp_path, {"label": [1, 0], "user": absolute(values)}, categorical=ids)
 
 
-def abs_of(values):
+def absolute(values):
     return pa.array(np.abs(values.to_numpy()))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import own_model  # noqa: F401, registers "own"
 import pytest
 import tiny
-from placed_tables import BATCH, DIMS, SCHEMA, hot_of
+from placed_tables import BATCH, DIMS, SCHEMA, hot_rows
 from sharded import rows_by_table
 from variants import changed
 
@@ -62,7 +62,7 @@ def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide
     schema = SCHEMA
     if changes == "kinds of tasks":
         schema = dataclasses.replace(SCHEMA, tasks=KINDS)
-    lay = layout(schema, DIMS, hot_of(placement, devices))
+    lay = layout(schema, DIMS, hot_rows(placement, devices))
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
     c = changed(tiny.config(batch_size=BATCH), CHANGES[changes])
     c.optim.tables.name = row_optimizer

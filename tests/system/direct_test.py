@@ -28,7 +28,7 @@ def write_parquet(path, rows, seed):
     pq.write_table(pa.table(columns), path, row_group_size=4096)
 
 
-def config_of(tmp_path, **data):
+def make_config(tmp_path, **data):
     config = tiny.config()
     with config.unlocked():
         config.source = dict(
@@ -54,12 +54,12 @@ def config_of(tmp_path, **data):
 def test_a_run_on_parquet_is_that_on_a_store_of_the_same_blocks(tmp_path):
     for seed, (name, rows) in enumerate((("train", 20_000), ("valid", 3_000))):
         write_parquet(tmp_path / f"{name}.parquet", rows, seed)
-    direct = config_of(tmp_path, direct=True)
+    direct = make_config(tmp_path, direct=True)
     prepare(
         to_plain(direct.features), to_plain(direct.source), tmp_path / "store",
         block_size=4096, report=lambda _: None,
     )  # fmt: skip
-    stored = config_of(tmp_path, store=str(tmp_path / "store"))
+    stored = make_config(tmp_path, store=str(tmp_path / "store"))
     result = train(direct, tmp_path / "a", report=lambda _: None, quiet=True)
     expected = train(stored, tmp_path / "b", report=lambda _: None, quiet=True)
     assert result.metrics == expected.metrics

@@ -108,7 +108,7 @@ def manifest(cloud, *args):
     return yaml.safe_load(call["stdin"])
 
 
-def job_of(jobset, name):
+def find_job(jobset, name):
     """Checks the common parts of both kinds of JobSets, and returns the rest."""
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert jobset["metadata"]["name"] == "ads"
@@ -142,7 +142,7 @@ def test_a_jobset_of_tpu_slices(cloud):
     args = ("--accelerator=tpu-v5-lite-podslice", "--topology=4x4", "--hosts=4", "--slices=2")
     jobset = manifest(cloud, "tpu", *COMMON, *args, "--namespace=team")
     assert cloud.calls("kubectl")[0]["flags"]["namespace"] == "team"
-    job, spec, pod, container = job_of(jobset, "slice")
+    job, spec, pod, container = find_job(jobset, "slice")
     assert jobset["metadata"]["annotations"] == {
         "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
     }
@@ -157,7 +157,7 @@ def test_a_jobset_of_tpu_slices(cloud):
 
 def test_a_jobset_of_gpu_nodes(cloud):
     args = ("--nodes=3", "--gpus=8", "--node-selector=cloud.google.com/gke-accelerator=nvidia-l4")
-    job, spec, pod, container = job_of(manifest(cloud, "gpu", *COMMON, *args), "node")
+    job, spec, pod, container = find_job(manifest(cloud, "gpu", *COMMON, *args), "node")
     assert (job["replicas"], spec["completions"]) == (1, 3)
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 CONFIGS = ROOT / "configs"
 
 
-def files_of(folder, names, suffix):
+def find_files(folder, names, suffix):
     splits = {"train": "train", "valid": "valid", "test": "test"}
     return [f"--config.source.files.{s}={folder / f'{names}{s}{suffix}'}" for s in splits]
 
@@ -19,7 +19,7 @@ def files_of(folder, names, suffix):
 def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
     store, workdir = tmp_path / "store", tmp_path / "run"
     config = f"--config={CONFIGS / 'criteo.py'}"
-    files = files_of(shared_data / "criteo_sample", "", ".tsv.gz")
+    files = find_files(shared_data / "criteo_sample", "", ".tsv.gz")
     prepared = run("prepare", config, f"--output={store}", *files)
     rows = {name: split["rows"] for name, split in prepared["splits"].items()}
     assert rows == {"train": 27993, "valid": 3499, "test": 3500}
@@ -50,7 +50,7 @@ def test_dcnv2_on_movielens_is_as_good_as_it_was_after_one_epoch(shared_data, tm
     After ten epochs it passes the published AUC of 0.8960.
     """
     args = [f"--config={CONFIGS / 'ml1m_dcnv2.py'}", f"--workdir={tmp_path}"]
-    files = files_of(shared_data / "ml1m", "ctr_", ".csv.gz")
+    files = find_files(shared_data / "ml1m", "ctr_", ".csv.gz")
     trained = run("train", *args, "--config.num_epochs=1", "--config.embedding.l2=0.0012", *files)
     assert trained["metrics"]["like/auc"] > 0.8675  # of the validation split
     assert trained["metrics"]["like/logloss"] < 0.3520

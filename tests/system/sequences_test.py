@@ -43,7 +43,7 @@ def on_store(raw, store, **fields):
     return c
 
 
-def rows_of(raw):
+def parse_rows(raw):
     with open(raw / "valid.csv") as file:
         rows = list(csv.DictReader(file))
     return [{k: v for k, v in row.items() if k != "click"} for row in rows]
@@ -52,7 +52,7 @@ def rows_of(raw):
 def test_preparation_reports_the_events_that_it_masks(raw, store):
     late = [
         sum(int(when) >= int(row["time"]) for when in row["seen_when"].split("|") if when)
-        for row in rows_of(raw)
+        for row in parse_rows(raw)
     ]
     expected = (
         f"  seen: {sum(late)} ids in {np.count_nonzero(late)} lists are masked, because their"
@@ -99,7 +99,7 @@ def test_a_bundle_scores_histories_like_predict(raw, store, tmp_path, monkeypatc
     assert expected.std() > 0.01
     export_bundle(str(tmp_path / "run"), output=str(tmp_path / "out"), report=nothing)
     scorer = jaxrank_serving.load(tmp_path / "out")
-    rows = rows_of(raw)
+    rows = parse_rows(raw)
     np.testing.assert_allclose(scorer.score({}, rows)["click"], expected, atol=1e-6)
     for row, score in list(zip(rows, expected, strict=True))[:20]:
         context = {name: row[name] for name in CONTEXT}

@@ -16,7 +16,7 @@ from jaxrank import run as jobs
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.evaluation import evaluate, score
 from jaxrank.layout import ReplicatedRows
-from jaxrank.step import weights_of
+from jaxrank.step import prediction_weights
 from jaxrank.workdir import files
 
 PLACEMENTS = {
@@ -95,7 +95,7 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
     opened = evaluate.open_run(str(tmp_path))
     weights = opened.weights(16)
     scored = score.score(opened.predictor, weights, opened.split, 4096)
-    local = score.score(job.program.predictor, weights_of(state), opened.split, 4096)
+    local = score.score(job.program.predictor, prediction_weights(state), opened.split, 4096)
     for a, b in zip(scored, local, strict=True):
         np.testing.assert_allclose(a.logits, b.logits, rtol=1e-3, atol=1e-3)
 

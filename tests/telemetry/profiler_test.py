@@ -29,7 +29,7 @@ def run(c, workdir, **options):
     return [line for line in lines if "traced" in line]
 
 
-def executions_in(path):
+def read_executions(path):
     """Returns the events in a trace that mark executions, in order."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return sorted((e for e in events if e.get("name") == "train"), key=lambda e: e["ts"])
@@ -40,7 +40,7 @@ def traces(workdir):
     result = {}
     for path in (workdir / "profile").rglob("*.trace.json.gz"):
         result[path.parent.name] = [
-            int(execution["args"]["step_num"]) for execution in executions_in(path)
+            int(execution["args"]["step_num"]) for execution in read_executions(path)
         ]
         host = path.name.removesuffix(".trace.json.gz")
         assert path.with_name(f"{host}.xplane.pb").stat().st_size > 0
@@ -71,7 +71,7 @@ def test_the_mark_of_a_call_lasts_as_long_as_the_call(store, tmp_path, monkeypat
     )
     run(store_config(store), tmp_path, profile_steps="5:8")
     (path,) = tmp_path.rglob("*.trace.json.gz")
-    assert [execution["dur"] > 1e6 * seconds for execution in executions_in(path)] == [True, True]
+    assert [execution["dur"] > 1e6 * seconds for execution in read_executions(path)] == [True, True]
 
 
 @pytest.mark.parametrize("execution", [1, 3, 4])

@@ -23,7 +23,7 @@ from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score
 from jaxrank.run import build
-from jaxrank.step import averaged, trained, weights_of
+from jaxrank.step import averaged, prediction_weights, trained
 from jaxrank.train import train
 from jaxrank.warm_start import start as warm_start
 
@@ -128,8 +128,8 @@ def test_without_an_average_of_its_own_a_run_starts_from_what_predicted(first, t
     raw, _, run, old_job, old = first
     job, state = started(run, config(raw), tmp_path / "next")
     jax.tree.map(np.testing.assert_array_equal, state.params, old.average.params)
-    expected = predictions(old_job, weights_of(old))
-    np.testing.assert_array_equal(predictions(job, weights_of(state)), expected)
+    expected = predictions(old_job, prediction_weights(old))
+    np.testing.assert_array_equal(predictions(job, prediction_weights(state)), expected)
 
 
 def test_ftrl_keeps_the_averages_that_it_starts_from(tmp_path):
@@ -212,10 +212,10 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     job, state = started(tmp_path / "run", new, tmp_path / "next", lines)
     assert "dropped features: f1, item" in lines[0]
     assert "0 new\n" in lines[0] or lines[0].endswith("0 new")
-    weights = weights_of(old_state)
+    weights = prediction_weights(old_state)
     silent = weights._replace(rows=_zero_missing(old_job, weights.rows, "item"))
     expected = predictions(old_job, silent)
-    local = weights_of(state)
+    local = prediction_weights(state)
     local = local._replace(rows=_zero_missing(job, local.rows, "item"))
     np.testing.assert_allclose(predictions(job, local), expected, rtol=1e-5, atol=1e-6)
 
@@ -223,7 +223,7 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     job, state = saved(new, tmp_path / "next")
     back_job, back = started(tmp_path / "next", old, tmp_path / "back", lines)
     assert "new features: f1, item" in lines[1]
-    local, theirs = weights_of(state), weights_of(back)
+    local, theirs = prediction_weights(state), prediction_weights(back)
     local = local._replace(rows=_zero_missing(job, local.rows, "item"))
     theirs = theirs._replace(rows=_zero_missing(back_job, theirs.rows, "item"))
     expected = predictions(job, local)
@@ -260,8 +260,10 @@ def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
 
     old_job, old_state = saved(sequence_config("tags", "seen"), tmp_path / "run")
     job, state = started(tmp_path / "run", sequence_config("seen", "tags"), tmp_path / "next")
-    expected = predictions(old_job, weights_of(old_state))
-    np.testing.assert_allclose(predictions(job, weights_of(state)), expected, rtol=1e-5, atol=1e-6)
+    expected = predictions(old_job, prediction_weights(old_state))
+    np.testing.assert_allclose(
+        predictions(job, prediction_weights(state)), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def _zero_missing(job, rows, table):

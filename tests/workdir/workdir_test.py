@@ -61,7 +61,7 @@ def saved_config(run):
     return json.loads((run / "config.json").read_text())
 
 
-def as_before(run, store):
+def write_old_paths(run, store):
     """Turns a run into one of an older version, which kept paths as they were typed."""
     tree = saved_config(run)
     tree["data"]["store"] = store
@@ -105,7 +105,7 @@ def test_a_run_resumes_however_its_store_is_spelled(run, tmp_path, monkeypatch, 
     (tmp_path / "link").symlink_to(tmp_path / "here")
     relative = {"here": "B1", "there": "../here/B1"}[there]
     if kept == "as typed":
-        as_before(run, relative)
+        write_old_paths(run, relative)
     for spelled in (relative, "../link/B1", tmp_path / "here" / "B1", tmp_path / "link/../here/B1"):
         workdir.check_config(run, store_config(spelled))
     with pytest.raises(InputError, match='data.store: ".*/here/B1", now ".*/B2"'):
@@ -182,7 +182,7 @@ def test_another_store_where_that_of_the_run_was_is_rejected_unless_it_is_given(
     export(str(run), output=output, data=str(current))
 
 
-def below(folder):
+def list_paths(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
@@ -193,15 +193,15 @@ def test_a_rejected_start_leaves_nothing_that_was_not_there(store, tmp_path, the
         (tmp_path / "a" / folder).mkdir(parents=True)
         if file:
             (tmp_path / "a" / folder / file).write_text("mine")
-    before = below(tmp_path)
+    before = list_paths(tmp_path)
     c = store_config(store)
     with pytest.raises(InputError, match="/nope/config.json: no such file"):
         train(c, tmp_path / "a" / "run", report=nothing, init_from="/nope")
-    assert below(tmp_path) == before
+    assert list_paths(tmp_path) == before
     c.data.train = "nope"  # rejected earlier, before there are checkpoints
     with pytest.raises(InputError, match="data.train: must be a split .* found 'nope'"):
         train(c, tmp_path / "a" / "run", report=nothing)
-    assert below(tmp_path) == before
+    assert list_paths(tmp_path) == before
 
 
 def test_a_rejected_start_keeps_the_data_that_it_prepared(tmp_path):
@@ -215,13 +215,13 @@ def test_a_rejected_start_keeps_the_data_that_it_prepared(tmp_path):
 
 def test_a_rejected_start_leaves_a_run_as_it_is(run):
     (run / ".lock").write_text("of the run")
-    before = below(run)
+    before = list_paths(run)
     with pytest.raises(InputError, match="same config: "):
         train(store_config("B1", num_steps=24), run, report=nothing)
-    assert below(run) == before
+    assert list_paths(run) == before
     with lock.locked(run), pytest.raises(RunError, match="another process trains"):
         train(store_config("B1"), run, report=nothing)
-    assert below(run) == before
+    assert list_paths(run) == before
 
 
 def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, 
         assert (directory / ".lock").is_file()
         with pytest.raises(RunError, match="another process trains"), lock.locked(directory):
             pass
-    assert below(tmp_path) == []
+    assert list_paths(tmp_path) == []
 
 
 def test_who_holds_a_workdir_is_reported_and_how_to_free_it_of_one_that_is_lost(tmp_path):

@@ -11,7 +11,7 @@ from jaxrank.data.examples import Examples, join, joined
 from jaxrank.data.ragged import positions, select_lists
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch
-from jaxrank.layout import Layout, Stack, batch_of
+from jaxrank.layout import Layout, Stack, make_batch
 
 # Below this number of examples per part, joining all parts costs less than iterating over them.
 _FEW = 256
@@ -39,14 +39,16 @@ class Batcher:
         logit_correction = (
             0 if parts[0].logit_correction is None else parts[0].logit_correction.shape[1]
         )
-        like = self.like(sum(p.rows for p in parts), logit_correction)
-        batch = map_arrays(lambda array: np.empty(array.shape, array.dtype), like)
+        shapes = self.shapes(sum(p.rows for p in parts), logit_correction)
+        batch = map_arrays(lambda array: np.empty(array.shape, array.dtype), shapes)
         self.fill(batch, parts)
         return batch
 
-    def like(self, rows: int, logit_correction: int) -> Batch:
+    def shapes(self, rows: int, logit_correction: int) -> Batch:
         """Returns the `Shape`s of a batch of `rows` examples and `logit_correction` columns."""
-        return batch_of(Shape, self._layout, rows, self._group, self._capacities, logit_correction)
+        return make_batch(
+            Shape, self._layout, rows, self._group, self._capacities, logit_correction
+        )
 
     def fill(self, batch: Batch, parts: Sequence[Examples]) -> None:
         """Writes a batch of examples, in one or more parts, to existing arrays."""

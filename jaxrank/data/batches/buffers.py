@@ -36,30 +36,30 @@ def map_arrays(function: Callable[..., Any], *batches: Any) -> Any:
     return function(*batches)
 
 
-def arrays_of(batch: Any) -> Iterator[Any]:
+def batch_arrays(batch: Any) -> Iterator[Any]:
     """Yields the arrays of a batch in order."""
     if isinstance(batch, dict | tuple):
         for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from arrays_of(part)
+            yield from batch_arrays(part)
     else:
         yield batch
 
 
-def add_step_axis(like: Batch, steps: int) -> Batch:
+def add_step_axis(shapes: Batch, steps: int) -> Batch:
     """Adds a leading axis of steps to a batch of shapes."""
-    return map_arrays(lambda array: Shape((steps, *array.shape), array.dtype), like)
+    return map_arrays(lambda array: Shape((steps, *array.shape), array.dtype), shapes)
 
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def bytes_of(like: Batch) -> int:
-    """Returns the bytes that `laid_out` needs for a batch of shapes."""
-    return sum(_aligned(array.nbytes) for array in arrays_of(like))
+def batch_bytes(shapes: Batch) -> int:
+    """Returns the bytes that `batch_views` needs for a batch of shapes."""
+    return sum(_aligned(array.nbytes) for array in batch_arrays(shapes))
 
 
-def laid_out(memory: np.ndarray, like: Batch) -> Batch:
+def batch_views(memory: np.ndarray, shapes: Batch) -> Batch:
     """Returns the arrays of a batch of shapes as consecutive views of u8[bytes_of(like)]."""
     place = 0
 
@@ -68,7 +68,7 @@ def laid_out(memory: np.ndarray, like: Batch) -> Batch:
         start, place = place, place + _aligned(model.nbytes)
         return memory[start : start + model.nbytes].view(model.dtype).reshape(model.shape)
 
-    return map_arrays(array, like)
+    return map_arrays(array, shapes)
 
 
 class BufferPool:

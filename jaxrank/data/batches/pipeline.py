@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
-from jaxrank.data.batches.buffers import BufferPool, add_step_axis, bytes_of
+from jaxrank.data.batches.buffers import BufferPool, add_step_axis, batch_bytes
 from jaxrank.data.batches.room import Room, list_room, make_order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.batches.workers import WorkerExecutions
@@ -163,8 +163,8 @@ class TrainBatches:
         self._logit_correction = layout.schema.logit_correction_columns
         self._steps_per_execution, self._num_steps = steps_per_execution, num_steps
         self.num_workers = num_workers
-        self._like = self._execution_like(1)
-        self._memory = BufferPool(bytes_of(self._like), kept=self._ahead + 1)
+        self._shapes = self._part_shapes(1)
+        self._memory = BufferPool(batch_bytes(self._shapes), kept=self._ahead + 1)
         self._executions: Any = None
         self.position = first_step
         self._reading = threading.RLock()  # concurrent threads each get executions of their own
@@ -197,7 +197,7 @@ class TrainBatches:
     def _start(self) -> Any:
         if self.num_workers:
             _let_grain_read_its_flags()
-            return WorkerExecutions(self.source(), max(1, self._ahead), self._like, self._memory)
+            return WorkerExecutions(self.source(), max(1, self._ahead), self._shapes, self._memory)
         return _iterate(self.source(), self._ahead)
 
     def source(
@@ -216,15 +216,15 @@ class TrainBatches:
             range(self.position, self._num_steps),
             self._steps_per_execution,
             fill_step or self.batcher.fill,
-            self._execution_like(parts),
+            self._part_shapes(parts),
             self._memory,
         )
 
-    def _execution_like(self, parts: int) -> Batch:
+    def _part_shapes(self, parts: int) -> Batch:
         """Returns the shapes and dtypes of one of the equal parts of an execution."""
         rows = self._share * len(self._streams) // parts
         return add_step_axis(
-            self.batcher.like(rows, self._logit_correction), self._steps_per_execution
+            self.batcher.shapes(rows, self._logit_correction), self._steps_per_execution
         )
 
     def seek(self, step: int) -> None:

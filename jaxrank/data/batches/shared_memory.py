@@ -68,9 +68,9 @@ class SharedRing:
         # piece. At most `pieces` numbers are unread, so no awaited number is overwritten. The last
         # entry is set when the reader has closed the ring.
         self._dealt = content[: 8 * (self._shape[0] + 1)].view(np.int64)
-        behind = self._front() + self._shape[0] * self._shape[1]
-        self._pieces = content[self._front() : behind].reshape(self._shape)
-        self._handed = content[behind:]
+        end = self._front() + self._shape[0] * self._shape[1]
+        self._pieces = content[self._front() : end].reshape(self._shape)
+        self._handed = content[end:]
 
     def handed(self) -> Any:
         """Returns a copy of the object that the constructor got."""

@@ -168,13 +168,13 @@ def _cut(rows: Sequence[int], shards: int) -> np.ndarray:
 
     After every stage the numbers of examples that the shards have read differ by at most one.
     """
-    ends, had = [], np.zeros(shards, np.int64)
+    ends, previous = [], np.zeros(shards, np.int64)
     for stage_rows, total in zip(rows, np.cumsum(rows), strict=True):
-        having = np.diff(np.arange(shards + 1) * total // shards)
+        counts = np.diff(np.arange(shards + 1) * total // shards)
         # fewer examples than shards: give one to some of the shards that are behind
-        if (having < had).any():
-            having = had.copy()
-            having[np.flatnonzero(had == had.min())[:stage_rows]] += 1
-        ends.append(np.cumsum(np.append(0, having - had)))
-        had = having
+        if (counts < previous).any():
+            counts = previous.copy()
+            counts[np.flatnonzero(previous == previous.min())[:stage_rows]] += 1
+        ends.append(np.cumsum(np.append(0, counts - previous)))
+        previous = counts
     return np.stack(ends)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrank.data import examples as ex
-from jaxrank.data.batches.buffers import BufferPool, arrays_of, laid_out, map_arrays
+from jaxrank.data.batches.buffers import BufferPool, batch_arrays, batch_views, map_arrays
 from jaxrank.data.batches.shuffle_order import Order, Run
 from jaxrank.data.examples import Examples
 from jaxrank.data.store.split import Split
@@ -100,7 +100,7 @@ class TrainSource:
         steps: the steps to return.
         steps_per_execution: steps of a full execution.
         fill_step: makes the batch of a step from examples, as `Batcher.fill` does.
-        like: the shapes and dtypes of an element.
+        shapes: the shapes and dtypes of an element.
         memory: buffers for elements.
     """
 
@@ -112,14 +112,14 @@ class TrainSource:
         steps: range,
         steps_per_execution: int,
         fill_step: Callable[[Batch, list[Examples]], None],
-        like: Batch,
+        shapes: Batch,
         memory: BufferPool,
     ):
         self._shards, self._share, self.parts = shards, share, parts
         self._steps, self._steps_per_execution = steps, steps_per_execution
         self._fill_step, self._memory = fill_step, memory
         self._first = steps.start // steps_per_execution
-        self.like = like
+        self.shapes = shapes
 
     def __len__(self) -> int:
         if not self._steps:
@@ -127,7 +127,7 @@ class TrainSource:
         return ((self._steps.stop - 1) // self._steps_per_execution - self._first + 1) * self.parts
 
     def __getitem__(self, index: Any) -> Batch:
-        batch = laid_out(self._memory.acquire(), self.like)
+        batch = batch_views(self._memory.acquire(), self.shapes)
         self.fill(int(index), batch)
         return batch
 
@@ -143,7 +143,7 @@ class TrainSource:
             for shard in self._shards[part * shards : (part + 1) * shards]:
                 pieces += shard.read(start, start + self._share)
             self._fill_step(map_arrays(lambda array, i=i: array[i], batch), pieces)
-        for array in arrays_of(batch):
+        for array in batch_arrays(batch):
             array[count:] = array[count - 1]
 
 

@@ -13,7 +13,7 @@ import grain
 import numpy as np
 
 from jaxrank import signals
-from jaxrank.data.batches.buffers import BufferPool, bytes_of, laid_out, map_arrays
+from jaxrank.data.batches.buffers import BufferPool, batch_bytes, batch_views, map_arrays
 from jaxrank.data.batches.shared_memory import SharedRing
 from jaxrank.data.batches.streams import TrainSource
 from jaxrank.errors import InputError, RunError
@@ -66,7 +66,7 @@ class _InRing:
         return self._length
 
     def __getitem__(self, index: Any) -> int:
-        source, like = self._source_and_shapes
+        source, shapes = self._source_and_shapes
         execution, part = divmod(int(index), source.parts)
 
         def share(array: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class _InRing:
             rows = array.shape[1] // source.parts
             return array[:, part * rows : (part + 1) * rows]
 
-        batch = laid_out(self._slots.to_fill(execution), like)
+        batch = batch_views(self._slots.to_fill(execution), shapes)
         source.fill(int(index), map_arrays(share, batch))
         return int(index)
 
@@ -88,18 +88,18 @@ class WorkerExecutions:
     Args:
         source: with one part per worker.
         ahead: number of prefetched executions.
-        like: the shapes and dtypes of the batch of an execution.
+        shapes: the shapes and dtypes of the batch of an execution.
         memory: buffers for copies.
 
     Raises:
         RunError: from `next`, if a worker has died.
     """
 
-    def __init__(self, source: TrainSource, ahead: int, like: Batch, memory: BufferPool):
+    def __init__(self, source: TrainSource, ahead: int, shapes: Batch, memory: BufferPool):
         _check_guarded()
-        self._source, self._like, self._memory = source, like, memory
+        self._source, self._shapes, self._memory = source, shapes, memory
         pieces = ahead + 1 + _LENT
-        self._slots = SharedRing(pieces, bytes_of(like), (source, like))
+        self._slots = SharedRing(pieces, batch_bytes(shapes), (source, shapes))
         self._give_back = self._slots.giver()
         self._lent: set[int] = set()
         # Elements are assigned to the workers in turn, and there are as many parts as workers. A
@@ -128,11 +128,11 @@ class WorkerExecutions:
         self._started = True
         piece, filled = self._slots.filled(execution)
         if len(self._lent) < _LENT:
-            return laid_out(self._lend(piece, filled), self._like)
+            return batch_views(self._lend(piece, filled), self._shapes)
         copy = self._memory.acquire()
         copy[...] = filled
         self._give_back(piece)
-        return laid_out(copy, self._like)
+        return batch_views(copy, self._shapes)
 
     def _number(self) -> int:
         try:

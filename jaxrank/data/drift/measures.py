@@ -124,14 +124,14 @@ def _measure_ids(
     tables = [_table(side, kind, name) for side in sides]
     absent = [int(column.get("missing", 0)) for column in columns]
     total = [int(column["ids"]) for column in columns]
-    there = [t - a for t, a in zip(total, absent, strict=True)]
+    present = [t - a for t, a in zip(total, absent, strict=True)]
     reserved = 0 if tables[0].encoding == "integer" else RESERVED_ROWS
     unknown = [int(column["unknown"]) for column in columns]
     result = Measures(
         name,
         kind,
         missing=_shares(absent, total),
-        unknown=_shares(unknown, there) if tables[0].encoding == "vocabulary" else None,
+        unknown=_shares(unknown, present) if tables[0].encoding == "vocabulary" else None,
     )
     is_folded = any(name in c.folded for c in counts)
     mapped = _mapped(tables, sides, counts[1].ids[name], is_folded)
@@ -148,16 +148,18 @@ def _measure_ids(
     occurs = known[0] > 0
     categories = []
     for side, extra in ((0, 0), (1, only_new)):
-        few = known[side][frequent]
-        others = known[side][occurs].sum() - few.sum()
+        frequent_counts = known[side][frequent]
+        others = known[side][occurs].sum() - frequent_counts.sum()
         fresh = known[side][~occurs].sum() + extra
-        categories.append(np.array([*few, others, fresh, unknown[side], absent[side]], np.float64))
+        categories.append(
+            np.array([*frequent_counts, others, fresh, unknown[side], absent[side]], np.float64)
+        )
     fresh = known[1][~occurs].sum() + only_new
-    gone = known[0][known[1] == 0].sum()
+    absent_count = known[0][known[1] == 0].sum()
     return result._replace(
         psi=psi(*categories),
         new=float(fresh / max(known[1].sum() + only_new, 1)),
-        lost=float(gone / max(known[0].sum(), 1)),
+        lost=float(absent_count / max(known[0].sum(), 1)),
     )
 
 

@@ -12,12 +12,12 @@ from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.sequences import list_columns
 from jaxrank.data.examples import Examples
-from jaxrank.data.files import find, is_local, path_of
+from jaxrank.data.files import find, is_local, to_path
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
-from jaxrank.data.spec.resolve import resolve_again
+from jaxrank.data.spec.resolve import resolve_stored
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.data.store.reader import Store, is_store, open_store
@@ -73,10 +73,10 @@ def open_side(path: str, split: str, flag: str) -> tuple[Side, Store]:
 
 def is_log(path: str) -> bool:
     """Returns True if a path names files of raw values and no store."""
-    return not is_store(path) and _kind_of(path) != ""
+    return not is_store(path) and _file_kind(path) != ""
 
 
-def _kind_of(path: str) -> str:
+def _file_kind(path: str) -> str:
     ends = _ends(path)
     return "parquet" if ".parquet" in ends else "csv" if ends else ""
 
@@ -85,8 +85,8 @@ def _ends(path: str) -> set[str]:
     """Returns the ends of names in a path, or else of the files in a local directory."""
     names = [path.lower()]
     ends = {end for end in _LOG_ENDS if end in names[0]}
-    if not ends and is_local(path) and path_of(path).is_dir():
-        names = [path_of(name).name.lower() for name in find(path)]
+    if not ends and is_local(path) and to_path(path).is_dir():
+        names = [to_path(name).name.lower() for name in find(path)]
         ends = {end for end in _LOG_ENDS if any(end in name for name in names)}
     return ends
 
@@ -112,7 +112,7 @@ def log_side(path: str, store: Store, hash_key_file: str) -> Side:
     spec = feature_spec(store.spec.features)
     time = spec.time if any(sequence.time for sequence in spec.sequences) else ""
     features = dataclasses.replace(
-        resolve_again(spec, store.schema, store.schema).without_labels(),
+        resolve_stored(spec, store.schema, store.schema).without_labels(),
         keep=(), time=time, group="", by_day=False,
     )  # fmt: skip
     statistics = Statistics(features)
@@ -146,7 +146,7 @@ def _vocabulary(store: Store, table: str) -> tuple[pa.Array, np.ndarray]:
 
 def _section(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a section `source` that reads a log, as text is delimited in the store's source."""
-    kind = _kind_of(path)
+    kind = _file_kind(path)
     section = dict(source) if source.get("kind") == kind else {"kind": kind}
     if kind == "csv" and ".tsv" in _ends(path):
         section.setdefault("delimiter", "\t")

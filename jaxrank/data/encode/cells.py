@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.columns import Column, column_of, elements, is_text, numbers
+from jaxrank.data.encode.columns import Column, elements, is_text, numbers, read_column
 from jaxrank.data.encode.labels import not_negative
 from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
@@ -19,7 +19,7 @@ def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
 
     Such a row has exactly `length` ids. An empty id is missing.
     """
-    column = column_of(chunk, entry.name)
+    column = read_column(chunk, entry.name)
     if entry.length == 1:
         return column
     result = elements(column, entry.separator, f"{entry.length} ids", entry.brackets)
@@ -53,7 +53,7 @@ def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
 
     Lists are truncated to `max_length` where the entry asks for it.
     """
-    column = column_of(chunk, entry.name)
+    column = read_column(chunk, entry.name)
     ids = elements(column, entry.separator, brackets=entry.brackets)
     weighing: Column | None = None
     if entry.weights:
@@ -74,11 +74,11 @@ def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
     if weighing is not None:
         must = "0 or a finite number of at least 1e-38"
         weights = numbers(weighing, must, _list_weight, missing=False)
-    over = ids.lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
-    if not over.any():
+    overlong = ids.lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
+    if not overlong.any():
         return ListElements(ids, weights)
     if entry.on_overlong == "error":
-        rows = np.flatnonzero(over)
+        rows = np.flatnonzero(overlong)
         raise BadRows(
             chunk,
             rows,
@@ -93,7 +93,7 @@ def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
     keep = place < entry.max_length
     cut = _chosen(ids, keep)
     kept_weights = None if weights is None else weights[keep]
-    return ListElements(cut, kept_weights, int((~keep).sum()), int(over.sum()))
+    return ListElements(cut, kept_weights, int((~keep).sum()), int(overlong.sum()))
 
 
 def _chosen(column: Column, keep: np.ndarray) -> Column:
@@ -155,7 +155,7 @@ def vector(entry: DenseSpec, chunk: Chunk) -> np.ndarray:
     missing.
     """
     column = elements(
-        column_of(chunk, entry.column), entry.separator, f"{entry.length} numbers", "read"
+        read_column(chunk, entry.column), entry.separator, f"{entry.length} numbers", "read"
     )
     assert column.lengths is not None
     bad = (column.lengths != entry.length) & (column.lengths != 0)
@@ -170,7 +170,7 @@ def vector(entry: DenseSpec, chunk: Chunk) -> np.ndarray:
 
 
 def _parallel_weights(entry: RaggedSpec, chunk: Chunk, ids: Column) -> Column:
-    weights = elements(column_of(chunk, entry.weights), entry.separator, brackets=entry.brackets)
+    weights = elements(read_column(chunk, entry.weights), entry.separator, brackets=entry.brackets)
     assert weights.lengths is not None
     assert ids.lengths is not None
     differ = weights.lengths != ids.lengths

@@ -60,7 +60,7 @@ class Column(NamedTuple):
         )
 
 
-def column_of(chunk: Chunk, name: str) -> Column:
+def read_column(chunk: Chunk, name: str) -> Column:
     """Returns the chunk's column of that name with decoded dictionaries and null for empty text."""
     index = chunk.batch.schema.get_field_index(name)
     if index < 0:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.columns import column_of, numbers, texts
+from jaxrank.data.encode.columns import numbers, read_column, texts
 from jaxrank.data.encode.times import seconds
 from jaxrank.data.spec.derived import UNITS, DerivedSpec
 
@@ -53,7 +53,7 @@ def _record(chunk: Chunk, number: int) -> dict[str, Any]:
 
 
 def _derived(entry: DerivedSpec, chunk: Chunk, time_format: str) -> pa.Array:
-    columns = [column_of(chunk, name) for name in entry.columns]
+    columns = [read_column(chunk, name) for name in entry.columns]
     if entry.kind == "cross":
         return _crossed([texts(column) for column in columns])
     if entry.kind in ("hour", "weekday", "age"):

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.cells import ListElements, id_elements, vector
-from jaxrank.data.encode.columns import Column, column_of, numbers, texts, uncastable
+from jaxrank.data.encode.columns import Column, numbers, read_column, texts, uncastable
 from jaxrank.data.encode.labels import Labels, encode_labels, horizon
 from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.encode.sequences import all_lists
@@ -34,7 +34,7 @@ def raw_floats(entries: Sequence[DenseSpec], chunk: Chunk) -> np.ndarray:
     result = np.empty((chunk.batch.num_rows, len(entries)), order="F")
     vectors: dict[str, np.ndarray] = {}
     for i, entry in enumerate(entries):
-        column = column_of(chunk, entry.column)
+        column = read_column(chunk, entry.column)
         if entry.length == 1:
             result[:, i] = numbers(column, _NUMBER)
         else:
@@ -176,13 +176,13 @@ class Encoder:
         kind: str,
         entry: CategoricalSpec | RaggedSpec,
         rows: np.ndarray,
-        there: int,
+        num_ids: int,
         noted: "_Noted",
     ) -> None:
         if entry.table in self._earlier_rows:
             new = int(np.count_nonzero(is_new(rows, self._earlier_rows[entry.table])))
             counted = self.statistics.new[kind].setdefault(entry.name, NewValues())
-            counted.merge(NewValues(there, new, noted.new))
+            counted.merge(NewValues(num_ids, new, noted.new))
 
     def check(self, chunk: Chunk) -> None:
         """Raises BadRows where `encode` would, before anything is fitted."""
@@ -192,7 +192,7 @@ class Encoder:
         encode_labels(chunk, features.tasks, features.time, -math.inf, features.time_format)
         for entry in self._features.categorical:
             if entry.encoding == "bucket":
-                numbers(column_of(chunk, entry.name), _NUMBER)
+                numbers(read_column(chunk, entry.name), _NUMBER)
             else:
                 self._check_ids(id_elements(entry, chunk), entry.table)
         for list_entry, cells in zip(features.ragged, all_lists(features, chunk), strict=True):
@@ -211,7 +211,7 @@ class Encoder:
         if np.isinf(single).any():
             i = int(np.flatnonzero(np.isinf(single).any(axis=0))[0])
             bad = np.flatnonzero(np.isinf(single[:, i]))
-            column_of(chunk, self._floats[i].column).reject(bad, "in the range of float32")
+            read_column(chunk, self._floats[i].column).reject(bad, "in the range of float32")
         return single
 
     def _encode_floats(self, raw: np.ndarray, chunk: Chunk) -> np.ndarray:
@@ -239,7 +239,7 @@ class Encoder:
                 part[:, 0] = _bucket_rows(column, entry.edges(self._boundaries))
                 noted.append(_Noted())
                 continue
-            rows, note = self._rows_of(column, entry)
+            rows, note = self._map_rows(column, entry)
             noted.append(note)
             if column.lengths is None:
                 part[:, 0] = rows
@@ -248,7 +248,7 @@ class Encoder:
                 part[column.lengths > 0] = rows.reshape(-1, entry.length)
         return result, noted
 
-    def _rows_of(
+    def _map_rows(
         self, column: Column, entry: CategoricalSpec | RaggedSpec
     ) -> "tuple[np.ndarray, _Noted]":
         """Returns the row of each id, i32[values], and the counts of the column.
@@ -284,7 +284,7 @@ class Encoder:
         parts: list[np.ndarray] = []
         noted: list[_Noted] = []
         for i, (entry, cells) in enumerate(zip(entries, elements, strict=True)):
-            rows, note = self._rows_of(cells.ids, entry)
+            rows, note = self._map_rows(cells.ids, entry)
             lengths[:, i] = cells.ids.lengths
             parts.append(rows)
             noted.append(note)

@@ -14,7 +14,7 @@ from upath import UPath
 from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.columns import column_of, numbers, texts
+from jaxrank.data.encode.columns import numbers, read_column, texts
 from jaxrank.data.encode.encoder import id_elements, log_transform, raw_floats
 from jaxrank.data.encode.sequences import all_lists
 from jaxrank.data.encode.times import DAY, seconds
@@ -167,12 +167,12 @@ class FitState:
         ]
         strings = [(table, texts(column), column.lengths) for table, column in values]
         numeric = {
-            entry.name: numbers(column_of(chunk, entry.name), "a finite number or empty")
+            entry.name: numbers(read_column(chunk, entry.name), "a finite number or empty")
             for entry in self._wanted.buckets
         }
         times = None
         if self._wanted.as_of or self._wanted.days:
-            column = column_of(chunk, self._features.time)
+            column = read_column(chunk, self._features.time)
             times = seconds(column, time_format=self._features.time_format)
         days = np.zeros(chunk.batch.num_rows, np.int32)
         if self._wanted.days and times is not None:

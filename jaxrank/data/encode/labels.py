@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.columns import column_of, numbers
+from jaxrank.data.encode.columns import numbers, read_column
 from jaxrank.data.encode.times import seconds
 from jaxrank.data.spec.entries import TaskSpec, instant
 from jaxrank.data.spec.features import FeatureSpec
@@ -81,7 +81,7 @@ def encode_labels(
             labels[:, i] = np.where(np.isnan(labels[:, i]), np.nan, late)
         if task.weight:
             must = "a finite number, 0 or more"
-            column = column_of(chunk, task.weight)
+            column = read_column(chunk, task.weight)
             weights[:, i] = numbers(column, must, not_negative, missing=False)
         if task.is_sampled:
             rate = _negative_rate(chunk, task)
@@ -93,7 +93,7 @@ def encode_labels(
                 _check_corrected(chunk, task, weights[:, i])
         if task.truth:
             must = "a number from 0 to 1, or empty"
-            truth[:, i] = numbers(column_of(chunk, task.truth), must, _probability)
+            truth[:, i] = numbers(read_column(chunk, task.truth), must, _probability)
     weighted = any(t.weight or (t.is_sampled and not t.is_shifted) for t in tasks)
     return Labels(
         labels,
@@ -108,11 +108,11 @@ def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
     """Returns f64[n], NaN where the label is unknown, 0 where only a conversion time defines it."""
     if task.label:
         binary = task.kind == "binary"
-        labels = numbers(column_of(chunk, task.label), *_LABELS[task.kind], booleans=binary)
+        labels = numbers(read_column(chunk, task.label), *_LABELS[task.kind], booleans=binary)
     else:
         labels = np.full(chunk.batch.num_rows, 0 if task.time else np.nan)
     if task.mask:
-        column, must = column_of(chunk, task.mask), "0, 1, true or false"
+        column, must = read_column(chunk, task.mask), "0, 1, true or false"
         mask = numbers(column, must, _zero_or_one, missing=False, booleans=True)
         labels = np.where(mask == 0, np.nan, labels)
     return labels
@@ -126,8 +126,8 @@ def _converted(
     The label is NaN while the attribution window is open, even if the conversion is already known.
     Keeping only those positives would overestimate the conversion rate.
     """
-    event = seconds(column_of(chunk, time), missing=False, time_format=time_format)
-    column = column_of(chunk, task.time)
+    event = seconds(read_column(chunk, time), missing=False, time_format=time_format)
+    column = read_column(chunk, task.time)
     conversion = seconds(column, time_format=time_format)
     early = np.flatnonzero(conversion < event)
     if len(early):
@@ -141,7 +141,7 @@ def _converted(
 def _negative_rate(chunk: Chunk, task: TaskSpec) -> np.ndarray | float:
     if not task.negative_rate_column:
         return task.negative_rate
-    column = column_of(chunk, task.negative_rate_column)
+    column = read_column(chunk, task.negative_rate_column)
     return numbers(column, "a number above 0 and at most 1", _share, missing=False)
 
 
@@ -151,10 +151,10 @@ def _check_corrected(chunk: Chunk, task: TaskSpec, weights: np.ndarray) -> None:
     if not len(bad):
         return
     if task.negative_rate_column:
-        column, over = column_of(chunk, task.negative_rate_column), task.weight or "1"
-        column.reject(bad, f"a rate by which {over} can be divided to give a finite float32")
+        column, dividend = read_column(chunk, task.negative_rate_column), task.weight or "1"
+        column.reject(bad, f"a rate by which {dividend} can be divided to give a finite float32")
     must = f"a weight that divided by negative_rate={task.negative_rate} is a finite float32"
-    column_of(chunk, task.weight).reject(bad, must)
+    read_column(chunk, task.weight).reject(bad, must)
 
 
 def not_negative(values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.cells import ListElements, is_padding, list_elements
-from jaxrank.data.encode.columns import Column, column_of, elements
+from jaxrank.data.encode.columns import Column, elements, read_column
 from jaxrank.data.encode.times import seconds
 from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
@@ -86,18 +86,20 @@ def _sequence(
     """Returns the elements of the ragged features of a sequence."""
     by_name = {entry.name: entry for entry in members if entry.name != sequence.age}
     raw = {
-        name: elements(column_of(chunk, name), entry.separator, brackets=entry.brackets)
+        name: elements(read_column(chunk, name), entry.separator, brackets=entry.brackets)
         for name, entry in by_name.items()
     }
     if sequence.time:
         entry = members[0]
-        times = elements(column_of(chunk, sequence.time), entry.separator, brackets=entry.brackets)
+        times = elements(
+            read_column(chunk, sequence.time), entry.separator, brackets=entry.brackets
+        )
         raw[sequence.time] = times
     events = _without_padding(_aligned(raw, chunk), by_name)
     late = np.zeros(len(events.lengths), np.int64)
     moments = None
     if sequence.time:
-        moments = seconds(column_of(chunk, features.time), False, features.time_format)
+        moments = seconds(read_column(chunk, features.time), False, features.time_format)
         events = _timed(sequence, events, features.time_format)
         assert events.times is not None
         is_late = events.times >= moments[events.owner]
@@ -177,11 +179,11 @@ def _newest_first(sequence: SequenceSpec, events: _Events) -> _Events:
 
 def _truncated(entry: RaggedSpec, events: _Events, chunk: Chunk) -> _Events:
     """Keeps the newest `max_length` events of each example, or rejects longer histories."""
-    over = np.flatnonzero(events.lengths > entry.max_length)
-    if not len(over):
+    overlong = np.flatnonzero(events.lengths > entry.max_length)
+    if not len(overlong):
         return events
     if entry.on_overlong == "error":
         must = f"have at most max_length={entry.max_length} ids"
         hint = " Raise max_length, or set on_overlong='truncate'."
-        raise BadRows(chunk, over, entry.name, must, str(events.lengths[over[0]]), hint)
+        raise BadRows(chunk, overlong, entry.name, must, str(events.lengths[overlong[0]]), hint)
     return events.select(positions(events.lengths) < entry.max_length)

@@ -192,7 +192,7 @@ def _hint(column: Column, row: int, time_format: str) -> str:
     if time_format or not text.isdecimal():
         return ""
     number = np.array([float(text)])
-    forms = [name for name in CALENDAR_FORMS if _is_of(text, number, name)]
+    forms = [name for name in CALENDAR_FORMS if _is_date(text, number, name)]
     if forms:
         choices = " or ".join(f"features.time_format={name!r}" for name in forms)
         return f" Are these dates as {' or '.join(forms)}? Set {choices}."
@@ -211,7 +211,7 @@ def _hint(column: Column, row: int, time_format: str) -> str:
     )
 
 
-def _is_of(text: str, number: np.ndarray, name: str) -> bool:
+def _is_date(text: str, number: np.ndarray, name: str) -> bool:
     """Returns True if digits are a date of a form. Four-digit years must be from 1900 to 2199."""
     short = name.count("Y") == 2
     # A number lacks the leading zero of a year below 10.

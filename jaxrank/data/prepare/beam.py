@@ -133,7 +133,7 @@ def _attempt(
         function(settings, unit, *arguments)
     except tuple(_ERRORS.values()) as error:
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
-        path = files.path_of(settings.directory) / SCRATCH / f"failed-{unit.index:05d}.json"
+        path = files.to_path(settings.directory) / SCRATCH / f"failed-{unit.index:05d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         failure = {"kind": kind, "message": str(error)}
         files.write_whole(path, json_files.to_text(failure).encode())
@@ -141,7 +141,7 @@ def _attempt(
 
 def _failures(settings: PrepareSettings) -> dict[int, Any]:
     """Returns the paths of the errors that units have written, by index of the unit."""
-    directory = files.path_of(settings.directory) / SCRATCH
+    directory = files.to_path(settings.directory) / SCRATCH
     directory.fs.invalidate_cache()  # other processes write there
     paths = directory.glob("failed-*.json")
     return {int(path.stem.removeprefix("failed-")): path for path in paths}

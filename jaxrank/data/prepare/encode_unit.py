@@ -30,7 +30,7 @@ def _read_fitted(directory: str, text: str) -> FittedEncoders:
     store.
     """
     state = json.loads(text)
-    path = files.path_of(directory) / "vocabulary"
+    path = files.to_path(directory) / "vocabulary"
     vocabularies = {}
     for name in state["vocabularies"]:
         content = read_file(path / f"{name}.arrow")
@@ -54,7 +54,7 @@ class Written(NamedTuple):
 
 
 def result_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
-    return files.path_of(settings.directory) / SCRATCH / f"written-{unit.split}-{unit.name}.json"
+    return files.to_path(settings.directory) / SCRATCH / f"written-{unit.split}-{unit.name}.json"
 
 
 def encode(settings: PrepareSettings, unit: WorkUnit, fitted: str) -> None:
@@ -86,7 +86,7 @@ def _is_written(settings: PrepareSettings, path: Any, fingerprint: str) -> bool:
     try:
         tree = json_files.read(path)
         return tree["fingerprint"] == fingerprint and all(
-            (files.path_of(settings.directory) / directory / file["name"]).stat().st_size
+            (files.to_path(settings.directory) / directory / file["name"]).stat().st_size
             == file["bytes"]
             for directory, entry in tree["splits"].items()
             for file in entry["files"]
@@ -140,7 +140,7 @@ class _Writers:
                 earlier_rows=fitted.earlier_rows,
                 types=settings.types,
             )
-            path = files.path_of(settings.directory) / directory
+            path = files.to_path(settings.directory) / directory
             writer = SplitWriter(path, self._unit.name, settings.compression)
             self._by_directory[directory] = (encoder, _Blocks(writer, settings.block_size))
         return self._by_directory[directory]

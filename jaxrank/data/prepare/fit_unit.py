@@ -24,7 +24,7 @@ from jaxrank.data.store.writer import SCRATCH
 
 def fit_state_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
     kind = "latest" if settings.wanted.as_of else "learned"
-    return files.path_of(settings.directory) / SCRATCH / f"{kind}-{unit.split}-{unit.name}.arrow"
+    return files.to_path(settings.directory) / SCRATCH / f"{kind}-{unit.split}-{unit.name}.arrow"
 
 
 def fit(settings: PrepareSettings, unit: WorkUnit) -> None:

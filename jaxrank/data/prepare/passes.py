@@ -30,9 +30,9 @@ from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import (
     UnknownColumn,
     build_schema,
-    ordered_as,
     provisional_schema,
     resolve,
+    sort_features,
 )
 from jaxrank.data.store.reader import Store, StoreSpec, open_store
 from jaxrank.data.store.writer import SCRATCH, StoreWriter
@@ -112,7 +112,7 @@ def prepare(
             earlier = NOTHING
             if vocabularies:
                 store = open_store(vocabularies)
-                resolved = ordered_as(resolved, store.schema)
+                resolved = sort_features(resolved, store.schema)
                 earlier = earlier_fitted(resolved, store, key, scales=not refit_scales)
             settings = PrepareSettings(
                 features=resolved,

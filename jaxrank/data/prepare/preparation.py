@@ -15,7 +15,7 @@ from jaxrank.data.encode.fit import (
 from jaxrank.data.prepare import encode_unit, fit_unit, sample
 from jaxrank.data.prepare.runners import Runner
 from jaxrank.data.prepare.settings import PrepareSettings
-from jaxrank.data.prepare.units import units_of
+from jaxrank.data.prepare.units import make_units
 from jaxrank.data.sources.registry import Source
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics import report as statistics_report
@@ -41,7 +41,7 @@ class Preparation:
         self._settings, self._data, self._writer = settings, data, writer
         self._runner, self._report = runner, report
         marks = data.marks()
-        self._units = {split: units_of(data, split, marks) for split in data.splits}
+        self._units = {split: make_units(data, split, marks) for split in data.splits}
         self._new: dict[str, new_values.Counted] = {}  # by directory
 
     @property
@@ -78,7 +78,7 @@ class Preparation:
             state.merge(fit_unit.read_fit_state(settings, unit))
         return state
 
-    def _as_of(self, split: str) -> float | None:
+    def _snapshot_time(self, split: str) -> float | None:
         """Returns the latest event of a split, the time of its snapshot, if labels depend on it."""
         settings = self._settings
         if not looks_at_last_event(settings.features):
@@ -99,7 +99,7 @@ class Preparation:
         for split in self._data.splits:
             began = time.perf_counter()
             units = self._units[split]
-            state = fitted._replace(as_of=self._as_of(split)).to_state()
+            state = fitted._replace(as_of=self._snapshot_time(split)).to_state()
             learned_json = json_files.to_text(state, sort_keys=True)
             self._runner.run(encode_unit.encode, settings, units, learned_json)
             written = [encode_unit.read_result(settings, unit) for unit in units]

@@ -12,7 +12,7 @@ import jaxrank
 from jaxrank import json_files
 from jaxrank.data import keyed_hash
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.columns import read_column
 from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.fit import FitSpec
 from jaxrank.data.encode.times import days, seconds
@@ -112,7 +112,7 @@ def record_days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
     Raises:
         BadRows: the day of a record is unknown.
     """
-    times = seconds(column_of(chunk, features.time), time_format=features.time_format)
+    times = seconds(read_column(chunk, features.time), time_format=features.time_format)
     if np.isnan(times).any():
         rows = np.flatnonzero(np.isnan(times))
         empty = missing_text(chunk, int(rows[0]), features.time)

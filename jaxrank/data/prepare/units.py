@@ -74,7 +74,7 @@ class WorkUnit:
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[WorkUnit]:
+def make_units(source: Source, split: str, marks: dict[str, files.File]) -> list[WorkUnit]:
     """Divides the parts of a split into units, in order, and joins small files.
 
     Args:
@@ -103,11 +103,11 @@ def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[W
             index,
             tuple(group),
             sum(map(size, group)),
-            _marks_of(group, marks),
+            _select_marks(group, marks),
         )
         for index, group in enumerate(groups)
     ]
 
 
-def _marks_of(parts: Iterable[Part], marks: dict[str, files.File]) -> tuple[files.File, ...]:
+def _select_marks(parts: Iterable[Part], marks: dict[str, files.File]) -> tuple[files.File, ...]:
     return tuple(marks[part.file] for part in parts if part.file in marks)

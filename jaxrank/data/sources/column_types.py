@@ -28,21 +28,21 @@ def _joined(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
         return b if pa.types.is_null(a) else a
     if pa.types.is_dictionary(a) or pa.types.is_dictionary(b):
         return _joined(*(k.value_type if pa.types.is_dictionary(k) else k for k in (a, b)))
-    if _all_of(is_text, a, b):
+    if _every_kind(is_text, a, b):
         return pa.string()
-    if _all_of(_is_bytes, a, b):
+    if _every_kind(_is_bytes, a, b):
         return pa.binary()
-    if _all_of(_is_number, a, b):
+    if _every_kind(_is_number, a, b):
         return _number(a, b)
-    if _all_of(_is_time, a, b):
+    if _every_kind(_is_time, a, b):
         return _time(a, b)
-    if _all_of(is_list, a, b):
+    if _every_kind(is_list, a, b):
         inner = _joined(a.value_type, b.value_type)
         return None if inner is None else pa.list_(inner)
     return None
 
 
-def _all_of(test: object, *kinds: pa.DataType) -> bool:
+def _every_kind(test: object, *kinds: pa.DataType) -> bool:
     return all(test(kind) for kind in kinds)  # type: ignore[operator]
 
 
@@ -68,7 +68,7 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def _number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    if not _all_of(_is_whole, a, b):
+    if not _every_kind(_is_whole, a, b):
         return pa.float64()
     if pa.uint64() in (a, b):  # no type holds these together with signed numbers
         other = b if a == pa.uint64() else a
@@ -83,13 +83,13 @@ def _time(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", zones[0] if zones else None)
 
 
-def is_read_as(kind: pa.DataType, common: pa.DataType) -> bool:
+def is_castable(kind: pa.DataType, common: pa.DataType) -> bool:
     """Returns True if a column is cast to the common type.
 
     Otherwise it keeps its type, because a float type would round its integers.
     """
     if is_list(kind) and is_list(common):
-        return is_read_as(kind.value_type, common.value_type)
+        return is_castable(kind.value_type, common.value_type)
     return pa.types.is_null(kind) or not pa.types.is_floating(common)
 
 

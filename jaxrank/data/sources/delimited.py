@@ -73,7 +73,7 @@ class Delimited(NamedTuple):
         escape = self.escape or None
         return csv.reader([text + "\n"], delimiter=self.delimiter, escapechar=escape, strict=strict)
 
-    def _goes_on(self, text: str) -> bool:
+    def _continues(self, text: str) -> bool:
         """Returns True if a quoted value of a line continues after its closing quote."""
         try:
             next(self._reader(text, strict=True))
@@ -81,8 +81,8 @@ class Delimited(NamedTuple):
             return "expected after" in str(error)
         return False
 
-    def _any_goes_on(self, block: bytes) -> bool:
-        """Returns True if `_goes_on` is true for any line of a block."""
+    def _any_continues(self, block: bytes) -> bool:
+        """Returns True if `_continues` is true for any line of a block."""
         letters = np.frombuffer(block, np.uint8)
         at = np.flatnonzero(letters == ord('"'))
         if not len(at):
@@ -105,7 +105,7 @@ class Delimited(NamedTuple):
         for index in np.unique(lines[odd]).tolist():
             start = int(line_ends[index - 1]) + 1 if index else 0
             line = block[start : int(line_ends[index])] if index < len(line_ends) else block[start:]
-            if self._goes_on(content(line)):
+            if self._continues(content(line)):
                 return True
         return False
 
@@ -145,7 +145,7 @@ class Delimited(NamedTuple):
             table = self._table(block, columns, whole)
         if table is None or (quotes and _has_newline(table, block)):
             return None
-        if quotes and self._any_goes_on(block):
+        if quotes and self._any_continues(block):
             return None
         batch = table.combine_chunks().to_batches()[0]
         return None if _has_empty_row(batch) else batch
@@ -188,7 +188,7 @@ class Delimited(NamedTuple):
             if self.parse(line, columns) is not None:
                 return None  # a value is longer than the csv module accepts
             return Fault("", TEXT, str(error))
-        if self.quoted and self._goes_on(text):
+        if self.quoted and self._continues(text):
             return Fault("", DOUBLED, repr(text), "" if self.escape else _ESCAPE_HINT)
         if "\n" in cells[-1]:
             column = columns[len(cells) - 1] if len(cells) <= len(columns) else ""

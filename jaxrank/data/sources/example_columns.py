@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data.ragged import starts_of
+from jaxrank.data.ragged import list_starts
 from jaxrank.data.sources import tf_example
 from jaxrank.data.sources.protobuf_wire import (
     FIRST,
@@ -80,9 +80,9 @@ def _decode(data: np.ndarray, spans: Spans, kind: str) -> _Values:
     """Decodes features in plain encoding: packed numbers, or at most one value of bytes."""
     body = fields(data, spans.start, TAGS[kind])
     inner = fields(data, body.start, FIRST)
-    there = spans.size > 0
-    odd = there & (body.stop != spans.stop)
-    filled = there & ~odd & (body.size > 0)
+    present = spans.size > 0
+    odd = present & (body.stop != spans.stop)
+    filled = present & ~odd & (body.size > 0)
     whole = filled & (inner.stop == spans.stop)
     if kind == "float32":
         whole &= inner.size % 4 == 0
@@ -104,7 +104,7 @@ def _decode(data: np.ndarray, spans: Spans, kind: str) -> _Values:
     return _Values(large.cast(pa.binary()), counts, odd)
 
 
-def columns_of(
+def decode_columns(
     records: Sequence[bytes], types: Mapping[str, ColumnType]
 ) -> tuple[pa.RecordBatch, list[Bad]]:
     """Returns the columns of these types, and the records that do not match them.
@@ -121,7 +121,7 @@ def columns_of(
     pieces: list[bytes] = []
     for i in np.flatnonzero(~plain).tolist():
         try:
-            features = tf_example.features_of(records[i])
+            features = tf_example.parse_features(records[i])
         except DecodeError:
             bad.append(Bad(i, "", "a tf.Example", f"{len(records[i])} bytes that are none"))
             features = {}
@@ -155,11 +155,11 @@ def _column(
         spans.start[rows], spans.stop[rows] = data.append(pieces)
         decoded = _decode(data.array, spans, kind.kind)
         assert not decoded.odd.any()
-    starts = starts_of(decoded.counts)
+    starts = list_starts(decoded.counts)
     if kind.is_list:
         return _lists(decoded.values, decoded.counts), bad
-    many = np.flatnonzero(decoded.counts > 1).tolist()
-    bad += [_too_many(i, name, kind, int(decoded.counts[i])) for i in many]
+    repeated = np.flatnonzero(decoded.counts > 1).tolist()
+    bad += [_too_many(i, name, kind, int(decoded.counts[i])) for i in repeated]
     if (decoded.counts == 1).all():
         return decoded.values, bad
     return decoded.values.take(pa.array(starts, mask=decoded.counts == 0)), bad
@@ -186,7 +186,7 @@ def _judged(
     """Returns the values of record i's feature as protobuf reads them, or [] if invalid."""
     feature = data[spans.start[i] : spans.stop[i]].tobytes()
     try:
-        actual, values = tf_example.values_of(feature)
+        actual, values = tf_example.parse_values(feature)
     except DecodeError:
         must = "a feature of a tf.Example"
         bad.append(Bad(i, name, must, f"{len(feature)} bytes that are none"))

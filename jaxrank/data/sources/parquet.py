@@ -110,7 +110,7 @@ class ParquetSource:
     def files(self) -> list[str]:
         return [path for paths in self._paths_of.values() for path in paths]
 
-    def files_of(self, split: str) -> list[str]:
+    def split_files(self, split: str) -> list[str]:
         return list(self._paths_of[split])
 
     @property
@@ -170,7 +170,7 @@ class ParquetSource:
         """
         for i, name in enumerate(batch.schema.names):
             column, common = batch.column(i), self._common.get(name)
-            if common in (None, column.type) or not column_types.is_read_as(column.type, common):
+            if common in (None, column.type) or not column_types.is_castable(column.type, common):
                 continue
             batch = batch.set_column(i, name, column.cast(common, safe=False))
         return self.partitions.append(batch, path)

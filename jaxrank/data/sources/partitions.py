@@ -24,29 +24,29 @@ def _directories(path: str) -> list[str]:
     return re.split(r"[/\\]", path)[:-1]
 
 
-def partition_of(path: str) -> dict[str, str | None]:
+def partition_values(path: str) -> dict[str, str | None]:
     """Returns the value of each key in a file's path, in order, None where it is missing.
 
     A key that occurs twice has no value.
     """
     keys: dict[str, str | None] = {}
-    twice = set()
+    duplicates = set()
     for directory in _directories(path):
         key, sign, text = directory.partition("=")
         if not key or not sign:
             continue
         name = unquote(key)
         if name in keys:
-            twice.add(name)
+            duplicates.add(name)
         keys[name] = None if text == _MISSING else unquote(text)
-    return {name: value for name, value in keys.items() if name not in twice}
+    return {name: value for name, value in keys.items() if name not in duplicates}
 
 
 class Partitions:
     """The keys that occur once in the paths of all files. Other keys are not columns."""
 
     def __init__(self, paths: Sequence[str]):
-        self._values = {path: partition_of(path) for path in paths}
+        self._values = {path: partition_values(path) for path in paths}
         every = dict.fromkeys(key for values in self._values.values() for key in values)
         shared = [key for key in every if all(key in v for v in self._values.values())]
         self._lacking = {
@@ -54,7 +54,7 @@ class Partitions:
             for key in every
             if key not in shared
         }
-        self._types = {key: _type_of(key, self._values) for key in shared}
+        self._types = {key: _key_type(key, self._values) for key in shared}
 
     @property
     def hint(self) -> str:
@@ -85,7 +85,7 @@ class Partitions:
         return batch
 
 
-def _type_of(key: str, values: Mapping[str, Mapping[str, str | None]]) -> pa.DataType:
+def _key_type(key: str, values: Mapping[str, Mapping[str, str | None]]) -> pa.DataType:
     """Returns int64 if a key has values and all are integers, else string."""
     texts = {partition[key] for partition in values.values()} - {None}
     whole = all(_is_int64(text) for text in texts if text is not None)

@@ -41,10 +41,10 @@ class WireData:
     def append(self, pieces: Sequence[bytes]) -> Spans:
         """Appends pieces and returns their spans."""
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        behind = len(self.array) - _PADDING
+        end = len(self.array) - _PADDING
         added = np.frombuffer(b"".join([*pieces, bytes(_PADDING)]), np.uint8)
-        self.array = np.concatenate([self.array[:behind], added]) if behind else added
-        stops = behind + np.cumsum(sizes)
+        self.array = np.concatenate([self.array[:end], added]) if end else added
+        stops = end + np.cumsum(sizes)
         return Spans(stops - sizes, stops)
 
 

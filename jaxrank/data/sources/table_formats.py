@@ -35,7 +35,7 @@ def current(paths: Sequence[str]) -> list[str]:
     kept = []
     for path in paths:
         whole = os.path.realpath(path) if files.is_local(path) else path
-        table = _table_of(whole.rpartition("/")[0], tables)
+        table = _find_table(whole.rpartition("/")[0], tables)
         if table is not None and table not in active:
             active[table] = _active(table)
         if table is None or whole[len(table) + 1 :] in active[table]:
@@ -48,19 +48,19 @@ def current(paths: Sequence[str]) -> list[str]:
     return kept
 
 
-def _table_of(directory: str, known: dict[str, str | None]) -> str | None:
+def _find_table(directory: str, known: dict[str, str | None]) -> str | None:
     """Returns the Delta table that contains a directory, or None."""
     parent = directory.rpartition("/")[0]
     if not directory or directory.startswith(("http:", "https:")) or directory.endswith(("/", ":")):
         return None
     if directory not in known:
-        where = files.path_of(directory)
+        where = files.to_path(directory)
         if (where / ".hoodie").exists():
             raise _rejected(f"{directory}/.hoodie", "a Hudi", "hudi")
         if _is_iceberg(where / "metadata"):
             raise _rejected(f"{directory}/metadata", "an Iceberg", "iceberg")
         is_table = (where / "_delta_log").exists()
-        known[directory] = directory if is_table else _table_of(parent, known)
+        known[directory] = directory if is_table else _find_table(parent, known)
     return known[directory]
 
 
@@ -88,7 +88,7 @@ def _active(table: str) -> frozenset[str]:
         InputError: the log has gaps, or requires an unsupported feature.
     """
     log = f"{table}/_delta_log"
-    names = sorted(entry.name for entry in files.path_of(log).iterdir())
+    names = sorted(entry.name for entry in files.to_path(log).iterdir())
     commits = {int(m[1]): m[0] for m in map(_COMMIT.fullmatch, names) if m}
     checkpoints = {int(m[1]): m[0] for m in map(_CHECKPOINT.fullmatch, names) if m}
     start = max(checkpoints, default=-1)
@@ -102,7 +102,7 @@ def _active(table: str) -> frozenset[str]:
     for version in later:
         _apply(_commit(f"{log}/{commits[version]}"), active, log)
     for name in sorted(active):
-        if not files.path_of(f"{table}/{name}").exists():
+        if not files.to_path(f"{table}/{name}").exists():
             raise InputError(f"{table}/{name}: must exist, because {log} names it: found no file.")
     return frozenset(active)
 
@@ -116,7 +116,7 @@ def _cannot(log: str, must: str, actual: object) -> InputError:
 
 def _commit(path: str) -> Iterator[Mapping[str, Any]]:
     try:
-        for line in files.path_of(path).read_text().splitlines():
+        for line in files.to_path(path).read_text().splitlines():
             if line.strip():
                 yield json.loads(line)
     except (OSError, ValueError) as error:

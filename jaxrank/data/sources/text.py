@@ -35,14 +35,14 @@ def empty_file(path: str) -> InputError:
     return InputError(f"{path}: must have at least one row: found none, the file is empty.")
 
 
-def check_rows(paths_of: Mapping[str, Sequence[str]], without: Collection[str]) -> None:
-    """Rejects splits in which all files are `without` rows. Some files may be, if written in parts.
+def check_rows(paths_of: Mapping[str, Sequence[str]], excluded: Collection[str]) -> None:
+    """Rejects splits all of whose files are `excluded`, which have no rows.
 
     Raises:
         InputError: names a file.
     """
     for paths in paths_of.values():
-        if all(path in without for path in paths):
+        if all(path in excluded for path in paths):
             others = ", nor in the other files of its split" if len(paths) > 1 else ""
             raise InputError(f"{paths[0]}: must have at least one row: found none{others}.")
 
@@ -183,8 +183,8 @@ class TextSource(LineSource):
 
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
         row = 1
-        for block, offset, begins in self.blocks(part):
-            if begins and self._header:
+        for block, offset, is_start in self.blocks(part):
+            if is_start and self._header:
                 block = block[block.index(b"\n") + 1 :]
                 row += 1
             count, batch, rows = self._records(block, row, part, offset, rejects)
@@ -348,8 +348,8 @@ def _is_empty(path: str) -> bool:
 
 def _criteo_columns(path: str) -> list[str]:
     """Returns the Criteo columns of a file by its first lines. Data to be scored has no label."""
-    without = len(CRITEO_COLUMNS) - 2  # number of tabs
-    has_none = all(line.count(b"\t") == without for line in lines.first_lines(path))
+    excluded = len(CRITEO_COLUMNS) - 2  # number of tabs
+    has_none = all(line.count(b"\t") == excluded for line in lines.first_lines(path))
     return list(CRITEO_COLUMNS[1:] if has_none else CRITEO_COLUMNS)
 
 

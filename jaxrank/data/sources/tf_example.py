@@ -47,12 +47,18 @@ def _messages() -> tuple[Any, Any]:
     )
 
     def add(
-        owner: Any, name: str, number: int, kind: Any, *, many: bool = False, of: str = ""
+        owner: Any,
+        name: str,
+        number: int,
+        kind: Any,
+        *,
+        is_repeated: bool = False,
+        type_name: str = "",
     ) -> Any:
-        label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
+        label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
         added = owner.add(name=name, number=number, type=kind, label=label)
-        if of:
-            added.type_name = f".jaxrank.{of}"
+        if type_name:
+            added.type_name = f".jaxrank.{type_name}"
         return added
 
     feature = file.message_type.add(name="Feature")
@@ -60,16 +66,16 @@ def _messages() -> tuple[Any, Any]:
     types = (field.TYPE_BYTES, field.TYPE_FLOAT, field.TYPE_INT64)
     for number, (name, kind) in enumerate(zip(_KINDS.values(), types, strict=True), start=1):
         values = file.message_type.add(name=name)
-        add(values.field, "value", 1, kind, many=True)
-        feature_field = add(feature.field, name, number, field.TYPE_MESSAGE, of=name)
+        add(values.field, "value", 1, kind, is_repeated=True)
+        feature_field = add(feature.field, name, number, field.TYPE_MESSAGE, type_name=name)
         feature_field.oneof_index = 0
     features = file.message_type.add(name="Features")
     entry = file.message_type.add(name="Entry")
     add(entry.field, "key", 1, field.TYPE_BYTES)
     add(entry.field, "value", 2, field.TYPE_BYTES)
-    add(features.field, "feature", 1, field.TYPE_MESSAGE, many=True, of="Entry")
+    add(features.field, "feature", 1, field.TYPE_MESSAGE, is_repeated=True, type_name="Entry")
     example = file.message_type.add(name="Example")
-    add(example.field, "features", 1, field.TYPE_MESSAGE, of="Features")
+    add(example.field, "features", 1, field.TYPE_MESSAGE, type_name="Features")
     # A separate pool, because TensorFlow may be loaded too.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
@@ -81,7 +87,7 @@ def _messages() -> tuple[Any, Any]:
 _Example, _Feature = _messages()
 
 
-def features_of(record: bytes) -> dict[bytes, bytes]:
+def parse_features(record: bytes) -> dict[bytes, bytes]:
     """Returns the encoded features of a record by name. The last one of equal names is used.
 
     Raises:
@@ -90,7 +96,7 @@ def features_of(record: bytes) -> dict[bytes, bytes]:
     return {e.key: e.value for e in _Example.FromString(record).features.feature}
 
 
-def values_of(feature: bytes) -> tuple[str, list[Any]]:
+def parse_values(feature: bytes) -> tuple[str, list[Any]]:
     """Returns the kind of a feature, or "" if it has none, and its values.
 
     Raises:
@@ -114,8 +120,8 @@ def plain(kind: str, values: list[Any]) -> bytes:
 def shown(record: bytes) -> dict[str, list[Any]] | str:
     """Returns a record's values by feature for messages, or hexadecimal if it is invalid."""
     try:
-        features = features_of(record).items()
-        return {name.decode(errors="replace"): values_of(value)[1] for name, value in features}
+        features = parse_features(record).items()
+        return {name.decode(errors="replace"): parse_values(value)[1] for name, value in features}
     except DecodeError:
         return record.hex()
 
@@ -132,7 +138,7 @@ def infer(records: Iterable[bytes], path: str) -> dict[str, ColumnType]:
     empty: dict[str, ColumnType] = {}
     for record in records:
         try:
-            features = {k.decode(): values_of(v) for k, v in features_of(record).items()}
+            features = {k.decode(): parse_values(v) for k, v in parse_features(record).items()}
         except (DecodeError, UnicodeDecodeError):
             continue
         for name, (kind, values) in features.items():

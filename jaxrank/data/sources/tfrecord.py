@@ -19,7 +19,7 @@ from jaxrank.data.chunk import Chunk, Part
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import tf_example
-from jaxrank.data.sources.example_columns import Bad, columns_of
+from jaxrank.data.sources.example_columns import Bad, decode_columns
 from jaxrank.data.sources.text import empty_file
 from jaxrank.data.sources.tf_example import ColumnType
 from jaxrank.errors import InputError
@@ -112,7 +112,7 @@ class TFRecordSource:
             yield from self._chunk(part.file, records, rejects)
 
     def _chunk(self, path: str, records: Sequence[Record], rejects: Rejects) -> Iterator[Chunk]:
-        batch, invalid = columns_of([r.data if r.intact else b"" for r in records], self._types)
+        batch, invalid = decode_columns([r.data if r.intact else b"" for r in records], self._types)
         must = "have the CRC-32C that stands behind it"
         invalid += [
             Bad(i, "", must, "another, so the record is damaged")

@@ -94,7 +94,7 @@ def _check_labels(spec: FeatureSpec, resolved: FeatureSpec) -> None:
                 )
 
 
-def resolve_again(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureSpec:
+def resolve_stored(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureSpec:
     """Resolves a spec as for the preparation of a store, without its source.
 
     Args:
@@ -119,7 +119,7 @@ def resolve_again(spec: FeatureSpec, schema: Schema, stored: Schema) -> FeatureS
     )
 
 
-def ordered_as(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
+def sort_features(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
     """Sorts a resolved spec's features as in a schema, with other features at the end.
 
     A model reads features by position, but files may have their columns in any order.

@@ -130,7 +130,7 @@ def _variances(
         p = _probabilities(log_odds, labels, known)
         score = np.bincount(index, factor * (labels - p)[example])
         variance = np.bincount(index, factor**2 * (p * (1 - p))[example])
-        variances[name] = _variance_between(score, variance)
+        variances[name] = _effect_variance(score, variance)
         if variances[name]:
             effects = score / (variance + 1 / variances[name])
             log_odds += np.bincount(example, factor * effects[index], len(labels))
@@ -172,7 +172,7 @@ def _has_pairs(columns: list[np.ndarray], labels: np.ndarray, log_odds: np.ndarr
     for column in columns:  # numbers are not among the log-odds yet
         p = _probabilities(log_odds, labels, known)
         score, information = (np.bincount(column, x) for x in (labels - p, p * (1 - p)))
-        if variance := _variance_between(score, information):
+        if variance := _effect_variance(score, information):
             log_odds += (score / (information + 1 / variance))[column]
     p = _probabilities(log_odds, labels, known)
     is_first = (np.arange(len(labels)) * 2_654_435_761 >> 7) % 2 == 0
@@ -232,7 +232,7 @@ def _probabilities(log_odds: np.ndarray, labels: np.ndarray, known: np.ndarray) 
     return np.where(known, p, 0)
 
 
-def _variance_between(score: np.ndarray, variance: np.ndarray) -> float:
+def _effect_variance(score: np.ndarray, variance: np.ndarray) -> float:
     """Estimates the variance of the effects of ids from scores and their variances, f64[ids]."""
     s, v = score[variance > 0], variance[variance > 0]
     if len(v) < 2:

@@ -88,8 +88,8 @@ def _line(high: Mapping[str, NewValues], earlier: Vocabulary, store: str) -> str
     for new in high.values():
         joined.merge(new)
     more = f" and {len(high) - _MOST_SHOWN} more" if len(high) > _MOST_SHOWN else ""
-    has = earlier.values.slice(0, _MOST_SHOWN).to_pylist()
-    values = f": found {_quoted(joined.shown)}; it has {_quoted(has)}" if joined.shown else ""
+    present = earlier.values.slice(0, _MOST_SHOWN).to_pylist()
+    values = f": found {_quoted(joined.shown)}; it has {_quoted(present)}" if joined.shown else ""
     return (
         f"{joined.share:.2%} of {joined.ids:,} values in {', '.join(first(high))}{more} are not in"
         f" the vocabulary of {store}{values}. A model that was trained on that store reads them as"

@@ -30,7 +30,7 @@ class QuantileSketch:
         present = np.clip(values[~np.isnan(values)], -_LARGEST, _LARGEST).astype(np.float32)
         present += np.float32(0)  # converts -0 to 0
         distinct, counts = np.unique(present, return_counts=True)
-        np.add.at(self._bins, _bin_of(distinct), counts)
+        np.add.at(self._bins, _value_bins(distinct), counts)
         self._add_exact((distinct, counts))
 
     def merge(self, other: "QuantileSketch") -> None:
@@ -99,7 +99,7 @@ class QuantileSketch:
         if self._exact is not None:
             return self._exact
         bins = np.flatnonzero(self._bins)
-        return _start_of(bins), self._bins[bins]
+        return _bin_starts(bins), self._bins[bins]
 
     def to_state(self) -> dict[str, Any]:
         """Returns a JSON-able state for `from_state`."""
@@ -121,14 +121,14 @@ class QuantileSketch:
         return sketch
 
 
-def _bin_of(values: np.ndarray) -> np.ndarray:  # f32[n] -> i64[n], increasing with the value
+def _value_bins(values: np.ndarray) -> np.ndarray:  # f32[n] -> i64[n], increasing with the value
     bits = values.view(np.uint32)
     # The bits of negative floats decrease as the value increases.
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
     return (ordered >> np.uint32(_SHIFT)).astype(np.int64)
 
 
-def _start_of(bins: np.ndarray) -> np.ndarray:  # i64[n] -> f32[n], the smallest value of each bin
+def _bin_starts(bins: np.ndarray) -> np.ndarray:  # i64[n] -> f32[n], the smallest value of each bin
     ordered = bins.astype(np.uint32) << np.uint32(_SHIFT)
     bits = np.where(ordered >> 31, ordered & np.uint32((1 << 31) - 1), ~ordered)
     return bits.astype(np.uint32).view(np.float32)

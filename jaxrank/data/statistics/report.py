@@ -18,10 +18,10 @@ def lines(statistics: Mapping[str, Any]) -> list[str]:
     If there are many features, a summary names only those with the worst values.
     """
     kinds = [statistics[kind] for kind in ("dense", "categorical", "ragged")]
-    many = sum(map(len, kinds)) > _MOST_FEATURES_IN_TABLES
+    needs_table = sum(map(len, kinds)) > _MOST_FEATURES_IN_TABLES
     return [
         *(_task(name, task) for name, task in statistics["tasks"].items()),
-        *(_summary(statistics) if many else _tables(statistics)),
+        *(_summary(statistics) if needs_table else _tables(statistics)),
         *_out_of_range(statistics),
         *_late(statistics),
     ]
@@ -161,11 +161,11 @@ def _features(columns: Columns, kind: str) -> str:
 
 
 def _worst(
-    kind: str, columns: Columns, what: str, share_of: Callable[[Mapping[str, Any]], float]
+    kind: str, columns: Columns, quantity: str, share_of: Callable[[Mapping[str, Any]], float]
 ) -> str:
     """Formats the mean share of all columns, and the columns with the largest shares."""
     shares = {name: share_of(column) for name, column in columns.items()}
-    text = f"{_features(columns, kind)}: {sum(shares.values()) / len(shares):.2%} {what}"
+    text = f"{_features(columns, kind)}: {sum(shares.values()) / len(shares):.2%} {quantity}"
     order = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])
     worst = ", ".join(f"{name} ({shares[name]:.2%})" for name in order[:_MOST_WORST])
     return f"{text}, most in {worst}" if worst else text

@@ -254,9 +254,9 @@ class Statistics:
         for kind, distinct in self._distinct.items():
             _put(tree[kind], "distinct", distinct.counts())
         for column in (*tree["categorical"].values(), *tree["ragged"].values()):
-            there = column["ids"] - column.get("missing", 0)
-            column["unknown_share"] = column["unknown"] / max(there, 1)
-            column["distinct"] = min(column["distinct"], there - column["unknown"])
+            present = column["ids"] - column.get("missing", 0)
+            column["unknown_share"] = column["unknown"] / max(present, 1)
+            column["distinct"] = min(column["distinct"], present - column["unknown"])
         for kind, features in self.new.items():
             for name, new in features.items():
                 tree[kind][name] |= {"new": new.new, "new_share": new.share}
@@ -316,8 +316,8 @@ class Statistics:
             shown = state.get("new_values", {}).get(kind, {})
             for name, column in state[kind].items():
                 if "new" in column:
-                    there = column["ids"] - column.get("missing", 0)
-                    new = NewValues(int(there), int(column["new"]), shown.get(name, []))
+                    present = column["ids"] - column.get("missing", 0)
+                    new = NewValues(int(present), int(column["new"]), shown.get(name, []))
                     result.new[kind][name] = new
         return result
 

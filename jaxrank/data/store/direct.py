@@ -90,7 +90,7 @@ class DirectSplit(Split):
         self._source, self._features = source, features
         named = features.named
         self._columns = [c for c in source.columns(name) if c in named]
-        paths = source.files_of(name)
+        paths = source.split_files(name)
         self._row_groups = {path: source.row_groups[path] for path in paths}
         self._places = [
             place for path in paths for place in _places(path, self._row_groups[path].rows)
@@ -98,7 +98,7 @@ class DirectSplit(Split):
         rows = np.asarray([p.stop - p.start for p in self._places], np.int64)
         super().__init__(name, UPath(paths[0]), rows)
         self._encoder = Encoder(features, {}, {}, _Uncounted(features), types=source.types)
-        self._open_anew()
+        self._reopen()
 
     def __getstate__(self) -> dict[str, Any]:
         unpicklable = ("_open", "_groups", "_lock")  # local to this process
@@ -106,9 +106,9 @@ class DirectSplit(Split):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open_anew()
+        self._reopen()
 
-    def _open_anew(self) -> None:
+    def _reopen(self) -> None:
         self._open: dict[str, pa.parquet.ParquetFile] = {}
         self._groups: collections.OrderedDict[tuple[Any, ...], pa.RecordBatch] = (
             collections.OrderedDict()

@@ -217,7 +217,7 @@ def no_split(path: files.AnyPath, name: str, splits: Iterable[str], field: str) 
 
 def is_store(path: files.AnyPath) -> bool:
     """Returns True if the path is a complete store."""
-    return (files.path_of(path) / "manifest.json").is_file()
+    return (files.to_path(path) / "manifest.json").is_file()
 
 
 def open_store(path: files.AnyPath) -> Store:
@@ -227,7 +227,7 @@ def open_store(path: files.AnyPath) -> Store:
         InputError: the path is missing or incomplete, or its manifest is corrupt or of another
             version.
     """
-    store = files.path_of(path)
+    store = files.to_path(path)
     if not is_store(store):  # checked first, because some web servers have no directories
         if not store.exists():
             hint = "" if files.is_local(store) else " Is its server there?"

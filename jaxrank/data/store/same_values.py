@@ -35,8 +35,8 @@ def same_values(
     if old.encoding == "integer":
         return np.where(rows < new.rows, rows, PAD)
     if old.encoding != "vocabulary":
-        what = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
-        return f"its {what} differ"
+        differing = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
+        return f"its {differing} differ"
     if new_store.extends(old):
         return rows
     old_store = open_old()

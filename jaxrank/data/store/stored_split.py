@@ -58,7 +58,7 @@ class StoredSplit(Split):
         )
         super().__init__(name, store / name, np.asarray(sizes, np.int64), days)
         self._where = [(i, j) for i, f in enumerate(self._files) for j in range(len(f["blocks"]))]
-        self._open_anew()
+        self._reopen()
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory maps are not sent to input workers.
@@ -66,9 +66,9 @@ class StoredSplit(Split):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open_anew()
+        self._reopen()
 
-    def _open_anew(self) -> None:
+    def _reopen(self) -> None:
         readers = Readers(_OPEN_FILES)
         self._open = [StoredFile(self._store / f["name"], f, readers) for f in self._files]
 

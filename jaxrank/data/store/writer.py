@@ -111,7 +111,7 @@ class StoreWriter:
     """
 
     def __init__(self, path: files.AnyPath):
-        self.path = files.path_of(path)
+        self.path = files.to_path(path)
         self._local = files.is_local(str(path))
         self.keep = False
         self._check_free()
@@ -137,7 +137,7 @@ class StoreWriter:
                 locked=locked,
                 keep=lambda: self.keep,
             )
-            self.work = files.path_of(stack.enter_context(work))
+            self.work = files.to_path(stack.enter_context(work))
             self.keep = (self.work / SCRATCH).is_dir()
             (self.work / "vocabulary").mkdir(exist_ok=True)
             self._directory = stack.pop_all()
@@ -210,7 +210,7 @@ class StoreWriter:
         written |= {f"vocabulary/{table}.arrow" for table in self._counts}
         written |= {f"vocabulary/{table}.waiting" for table in self._history}
         written |= {_REJECTED} if self._has_rejected else set()
-        for name in files.names_below(self.work):
+        for name in files.relative_names(self.work):
             # The URL may contain unrelated files, including other stores.
             if name not in written and (self._local or _OF_A_STORE.fullmatch(name)):
                 files.remove(self.work / name)

@@ -102,9 +102,9 @@ def draw(random: np.random.Generator, n: int, shape: HistoryShape) -> History:
     )
     per_category = shape.items // shape.categories
 
-    def items(of: np.ndarray) -> np.ndarray:
-        number = random.integers(0, per_category, len(of))
-        return (of + shape.categories * number).astype(np.int32)
+    def items(category: np.ndarray) -> np.ndarray:
+        number = random.integers(0, per_category, len(category))
+        return (category + shape.categories * number).astype(np.int32)
 
     gaps = random.exponential(_GAP, events)
     return History(items(category), lengths, items(categories), gaps, shape.categories)

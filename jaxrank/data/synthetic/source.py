@@ -157,7 +157,7 @@ class SyntheticSource:
                 times = self._clock.times(split, self._rows[split], first, _CHUNK_ROWS)
             if self._drift and times is not None:
                 moved = self._drift.logits(rows, days_since_start(times))
-            columns = self._features_of(rows)
+            columns = self._feature_columns(rows)
             if rows.history:
                 columns |= rows.history.columns(times)
             columns |= self._labels(self._truth.probabilities(rows, moved), random)
@@ -222,7 +222,7 @@ class SyntheticSource:
         past = history.draw(random, n, self._history) if self._history else None
         return Rows(floats, missing, ids, lists, past)
 
-    def _features_of(self, rows: Rows) -> dict[str, pa.Array]:
+    def _feature_columns(self, rows: Rows) -> dict[str, pa.Array]:
         columns: dict[str, pa.Array] = {}
         for i in range(self._floats):
             # Different scales: means -2 to 2, deviations 1 to 3.

@@ -21,18 +21,18 @@ class GpuRowLayout(RowLayout):
 
     interpret: bool = False
 
-    def works_on(self, dtype: Any) -> bool:
+    def supports(self, dtype: Any) -> bool:
         return dtype == jnp.float32 and gpu_kernel.fits(self.dim) and self.width == self.dim
 
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        if scale is not None or not self.works_on(source.dtype):
+        if scale is not None or not self.supports(source.dtype):
             return super().take(source, index, scale)
         return gpu_kernel.take(source, index, interpret=self.interpret)
 
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
-        if not self.works_on(block.dtype):
+        if not self.supports(block.dtype):
             return super().sum_sorted(rank, block, order)
         inputs = gpu_kernel.KernelInputs(rank, rank, (block,), order)
         zeros = jnp.zeros_like(block)
@@ -47,7 +47,7 @@ class GpuRowLayout(RowLayout):
         local_row_of: Callable[[jax.Array], jax.Array],
         grads: Sequence[IndexedVectors],
         change: gpu_kernel.Change,
-        learning_rate_of: Callable[[jax.Array], jax.Array],
+        row_learning_rate: Callable[[jax.Array], jax.Array],
         scalars: tuple[jax.Array, ...],
     ) -> Any:
         """Changes rows like `change`, for ids that may occur several times. Sums their gradients.
@@ -69,7 +69,7 @@ class GpuRowLayout(RowLayout):
         else:
             row, order = jax.lax.sort_key_val(row, jnp.arange(row.shape[0], dtype=jnp.int32))
             index, scale = index[order], scale[order]
-        learning_rate = learning_rate_of(row)
+        learning_rate = row_learning_rate(row)
         inputs = gpu_kernel.KernelInputs(
             key=row,
             local_row=local_row_of(row),

@@ -274,11 +274,11 @@ class _Kernel:
         total, before, key, is_head = jax.lax.fori_loop(
             0, self.chunk // UNROLLED, step, (zeros, before, key, is_head)
         )
-        goes_on = (before == key) & (before != PAD)
+        continues = (before == key) & (before != PAD)
         # A chunk of one run is a head. Its tail adds nothing.
-        self._put(self.pieces, 2 * chunk_number, goes_on & (is_head != 0), total)
+        self._put(self.pieces, 2 * chunk_number, continues & (is_head != 0), total)
         tail = jnp.where(is_head != 0, 0.0, total)
-        self._put(self.pieces, 2 * chunk_number + 1, goes_on, tail)
+        self._put(self.pieces, 2 * chunk_number + 1, continues, tail)
 
     def _step(
         self,

@@ -160,12 +160,12 @@ def _product(
     return jax.lax.dot_general(a, b, ((axes, other_axes), ((), ())), precision=exact)
 
 
-def _columns(array: jax.Array, which: Sequence[int]) -> jax.Array:
+def _columns(array: jax.Array, indices: Sequence[int]) -> jax.Array:
     """Selects columns [B, ...] of an array, in this order, by slices.
 
     XLA:TPU would gather them one number at a time.
     """
-    slices = [array[:, start:stop] for start, stop in _runs(which)]
+    slices = [array[:, start:stop] for start, stop in _runs(indices)]
     return jnp.concatenate(slices, axis=1) if slices else array[:, :0]
 
 

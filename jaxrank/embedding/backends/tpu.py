@@ -146,8 +146,10 @@ class TpuLayout:
         place = jnp.arange(self.unit, dtype=jnp.int32)
         is_own = part[None, None, :] == (index % self.unit).reshape(-1, self.unit, 1)
         masked = jnp.where(is_own, lines.reshape(-1, self.unit, LANES), 0)
-        to = (column[:, None] == column[None, :])[None] & (part[None, :] == place[:, None])[:, None]
-        return _exact_product(masked, to)
+        matches = (column[:, None] == column[None, :])[None] & (part[None, :] == place[:, None])[
+            :, None
+        ]
+        return _exact_product(masked, matches)
 
     def _everywhere(
         self, block: jax.Array, index: jax.Array, scale: jax.Array | None = None

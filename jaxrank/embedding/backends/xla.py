@@ -125,8 +125,8 @@ class RowLayout:
         changes = change(jax.tree.map(self._short, stored), sums, row)
 
         def write(array: jax.Array, change: jax.Array) -> jax.Array:
-            to = self._rows(array).at[row]  # PAD occurs often, but is never written
-            new = to.add(self._padded(change), mode="drop", unique_indices=True)
+            target = self._rows(array).at[row]  # PAD occurs often, but is never written
+            new = target.add(self._padded(change), mode="drop", unique_indices=True)
             return new.reshape(array.shape)
 
         return jax.tree.map(write, arrays, changes)

@@ -59,8 +59,8 @@ def _outcome(verdict: Verdict) -> str:
     if verdict.holds is None:
         return f"undefined, so it cannot pass, by {_USE[verdict.certainty]}"
     span = {"estimate": verdict.value, "low": verdict.low, "high": verdict.high}
-    does = "fulfils" if verdict.holds else "does not fulfil"
-    return f"{_span(span, verdict.is_relative)}; {_USE[verdict.certainty]} {does} it"
+    verb = "fulfils" if verdict.holds else "does not fulfil"
+    return f"{_span(span, verdict.is_relative)}; {_USE[verdict.certainty]} {verb} it"
 
 
 def _span(span: Mapping[str, float], is_relative: bool) -> str:

@@ -21,7 +21,7 @@ from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 from jaxrank.evaluation.evaluate import SavedRun
-from jaxrank.export.signature import columns_of, derived_of
+from jaxrank.export.signature import derived_columns, raw_columns
 from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 
 _SLICE = 1 << 20  # values of a vocabulary compared at once
@@ -74,8 +74,8 @@ def raw_rows(
     features = dataclasses.replace(
         spec.without_labels(), keep=(), time=time, group="", by_day=False, derived=()
     )
-    derived = derived_of(spec)
-    columns = columns_of(spec)
+    derived = derived_columns(spec)
+    columns = raw_columns(spec)
     try:
         source = make_source(store.spec.source, columns)
     except InputError as error:

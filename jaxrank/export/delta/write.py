@@ -130,8 +130,8 @@ def _write_values(base: "Bundle", target: "Bundle", path: Path) -> tuple[int, in
     ):
         for old, new in together(old_hashes, hashes):
             before, after = old_hashes[old], hashes[new]
-            gone = before[~np.isin(before, after, assume_unique=True)]
-            gone.astype("<u8").tofile(removed_out)
+            without_row = before[~np.isin(before, after, assume_unique=True)]
+            without_row.astype("<u8").tofile(removed_out)
             place = np.searchsorted(before, after)
             is_same = np.zeros(len(after), bool)
             inside = np.flatnonzero(place < len(before))
@@ -140,5 +140,5 @@ def _write_values(base: "Bundle", target: "Bundle", path: Path) -> tuple[int, in
             records = np.empty(int((~is_same).sum()), RECORD)
             records["hash"], records["row"] = after[~is_same], rows[new][~is_same]
             records.tofile(added_out)
-            added, removed = added + len(records), removed + len(gone)
+            added, removed = added + len(records), removed + len(without_row)
     return added, removed

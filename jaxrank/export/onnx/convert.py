@@ -93,7 +93,7 @@ def _convert(
     names: dict[Any, str] = dict(zip(program.invars, inputs, strict=True))
     values = dict(zip(program.constvars, constants, strict=True))
 
-    def name_of(var: Any) -> str:
+    def tensor_name(var: Any) -> str:
         if isinstance(var, Literal):
             aval: Any = var.aval
             return graph.constant(np.asarray(var.val, aval.dtype))
@@ -107,7 +107,7 @@ def _convert(
         source_line = source_info_util.summarize(equation.source_info) or line
         graph.origin = f"{kind}: {source_line}"
         try:
-            read = [name_of(var) for var in equation.invars]
+            read = [tensor_name(var) for var in equation.invars]
             written = _converted(graph, equation, read, source_line)
         except UnsupportedError:
             raise  # names an equation of an inner program
@@ -122,7 +122,7 @@ def _convert(
                 f"the primitive {kind} has no ONNX form: {source_line}: {text:.200}"
             ) from error
         names |= dict(zip(equation.outvars, written, strict=True))
-    return [name_of(var) for var in program.outvars]
+    return [tensor_name(var) for var in program.outvars]
 
 
 def _converted(graph: Graph, equation: Any, inputs: list[str], line: str) -> list[str]:

@@ -94,9 +94,9 @@ def _expm1(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
     (x,), unit, dtype = inputs, _constant_one(graph, equation), equation.invars[0].aval.dtype
     half = graph.constant(0.5, dtype)
     t = graph.add("Tanh", graph.add("Mul", x, half))
-    near = graph.add("Div", graph.add("Add", t, t), graph.add("Sub", unit, t))
+    near_zero = graph.add("Div", graph.add("Add", t, t), graph.add("Sub", unit, t))
     is_near = graph.add("Less", graph.add("Abs", x), half)
-    return [graph.add("Where", is_near, near, graph.add("Sub", graph.add("Exp", x), unit))]
+    return [graph.add("Where", is_near, near_zero, graph.add("Sub", graph.add("Exp", x), unit))]
 
 
 def _erfc(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:

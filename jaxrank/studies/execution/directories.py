@@ -92,7 +92,7 @@ class Directories:
         store = "" if spec.kind in WITHOUT_DATA else self._store(config)
         key = _digest({"config": config, **inputs})
         json_files.write(path / CONFIG, config)
-        (path / COMMAND).write_text(self._command_of(spec, store) + "\n")
+        (path / COMMAND).write_text(self._command_line(spec, store) + "\n")
         json_files.write(path / RUN, {"key": key, "store": store, "inputs": inputs})
 
     def read(self, spec: RunSpec) -> RunResult:
@@ -127,7 +127,7 @@ class Directories:
         is_equal = _stored(config) == _stored(self._base)
         return "" if names_data or not is_equal else str(self._workdir / "data")
 
-    def _command_of(self, spec: RunSpec, store: str) -> str:
+    def _command_line(self, spec: RunSpec, store: str) -> str:
         """Returns a command that does the same as a run, or a comment if there is none."""
         overrides = config_files.override_flags(spec.overrides)
         if store:

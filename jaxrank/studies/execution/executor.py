@@ -132,7 +132,7 @@ class Executor:
             for _ in range(min(self._jobs, len(specs))):
                 threading.Thread(target=work, daemon=True).start()
             for number in range(1, len(specs) + 1):
-                result = _next(done, caught)
+                result = _wait_result(done, caught)
                 results[result.spec.name] = result
                 left = (time.monotonic() - began) / number * (len(specs) - number)
                 self._report(_progress(result, number, len(specs), left))
@@ -201,7 +201,7 @@ def opened(
         os.close(lock)
 
 
-def _next(done: "queue.SimpleQueue[RunResult | Exception]", caught: Caught) -> RunResult:
+def _wait_result(done: "queue.SimpleQueue[RunResult | Exception]", caught: Caught) -> RunResult:
     """Waits for the next result, or raises when a signal arrives."""
     while True:
         if caught.number:

@@ -82,7 +82,7 @@ def _resolve(run: RunInput) -> Mapping[str, Any]:
     c = run.config
     store = data.locate(c.data, c.features, c.source, run.directory / "train").prepare(print)
     split = store.split(c.data.train, "data.train")
-    config = defaults.choose(c, defaults.data_of(split, store.schema, c.data.order), print)
+    config = defaults.choose(c, defaults.measure_data(split, store.schema, c.data.order), print)
     num_steps = build.make_run_schedule(config, split.rows).num_steps
     plain = config_files.to_plain(config)
     values = {"config": plain, "rows": split.rows, "num_steps": num_steps}

@@ -66,10 +66,10 @@ def prepare_store(run: Any) -> Mapping[str, Any]:
 
 def estimate(run: Any) -> Mapping[str, Any]:
     """Estimates a step on absent devices. Settings: `topology`, such as v3-32 or a100-4."""
-    from jaxrank.aot.compile import compile_for
+    from jaxrank.aot.compile import compile_slices
     from jaxrank.errors import RunError
 
-    (compiled,) = compile_for(
+    (compiled,) = compile_slices(
         run.config,
         [run.settings["topology"]],
         workdir="",

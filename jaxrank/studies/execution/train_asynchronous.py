@@ -20,7 +20,7 @@ from jaxrank.features import Batch
 from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.runtime.prefetch import DevicePrefetcher
-from jaxrank.step import TrainState, weights_of
+from jaxrank.step import TrainState, prediction_weights
 from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, worker_order
 
 
@@ -71,7 +71,7 @@ def train(
         state = reestimated(run.program, run.recent_batches, pushes.num_steps, state)
         split = run.open_split(run.run_schedule.valid)
         scores = scoring.evaluate(
-            run.program.predictor, weights_of(state), split, run.eval_batch_size
+            run.program.predictor, prediction_weights(state), split, run.eval_batch_size
         )
         staleness = np.concatenate(pushes.staleness)
         return Trained(state, staleness, pushes.rate(), flatten_metrics(scores.metrics))

@@ -55,7 +55,7 @@ def seconds(cells: Cells, time_format: str) -> np.ndarray:
         if isinstance(read, float):
             numbers.append((i, read))
         else:
-            result[i] = _seconds_of(read, cells.column.type)
+            result[i] = _to_seconds(read, cells.column.type)
     if numbers:
         places = [i for i, _ in numbers]
         read_numbers = np.array([number for _, number in numbers])
@@ -116,7 +116,7 @@ def _microseconds(text: str) -> int:
     return microseconds
 
 
-def _seconds_of(microseconds: int, kind: str) -> float:
+def _to_seconds(microseconds: int, kind: str) -> float:
     """Converts microseconds by the resolution of a column: of timestamps, dates or text."""
     if kind.startswith("date"):
         return float(microseconds // (_DAY * 10**6) * _DAY)

@@ -131,7 +131,7 @@ class Batcher:
             for pending in {first, *(pending for pending, _ in batch)}:
                 pending.finish(internal_error())
 
-    def _take(self, until: float | None, model: Model | None = None) -> _Pending | None:
+    def _take(self, deadline: float | None, model: Model | None = None) -> _Pending | None:
         """Returns the next request.
 
         Args:
@@ -141,12 +141,12 @@ class Batcher:
         """
         with self._changed:
             while not self._queue:
-                if until is None:
+                if deadline is None:
                     if self._closing:
                         return None
                     self._changed.wait()
                     continue
-                left = until - time.monotonic()
+                left = deadline - time.monotonic()
                 if left <= 0 or self._closing or not self._expects():
                     return None
                 self._changed.wait(left)
@@ -157,7 +157,7 @@ class Batcher:
     def _fill(self, first: _Pending, batch: list[tuple[_Pending, Encoded]]) -> None:
         """Adds encoded requests to a batch until it is full or its first request has waited."""
         most = first.model.batch_sizes[-1]
-        until = time.monotonic() + self._delay
+        deadline = time.monotonic() + self._delay
         pending: _Pending | None = first
         candidates = 0
         while pending is not None:
@@ -165,9 +165,9 @@ class Batcher:
             if encoded is not None:
                 batch.append((pending, encoded))
                 candidates += encoded.rows
-            if candidates >= most or time.monotonic() >= until:
+            if candidates >= most or time.monotonic() >= deadline:
                 return
-            pending = self._take(until, first.model)
+            pending = self._take(deadline, first.model)
 
     def _encode(self, pending: _Pending) -> Encoded | None:
         """Returns the encoded features, or None if the request has been answered."""

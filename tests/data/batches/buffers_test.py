@@ -23,9 +23,9 @@ from jaxrank.data.batches.buffers import (
     BufferPool,
     Shape,
     add_step_axis,
-    arrays_of,
-    bytes_of,
-    laid_out,
+    batch_arrays,
+    batch_bytes,
+    batch_views,
     map_arrays,
 )
 from jaxrank.data.batches.shared_memory import SharedRing
@@ -33,7 +33,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.features import Batch, Lists
 
 
-def _like():
+def _shapes():
     def array(dtype, *shape):
         return Shape(shape, dtype)
 
@@ -49,12 +49,14 @@ def _like():
 
 
 def test_the_arrays_of_a_batch_lie_in_one_piece_aligned_and_apart():
-    like = add_step_axis(_like(), 2)
-    memory = BufferPool(bytes_of(like), kept=1)
-    batch = laid_out(memory.acquire(), like)
-    for number, array in enumerate(arrays_of(batch)):
+    shapes = add_step_axis(_shapes(), 2)
+    memory = BufferPool(batch_bytes(shapes), kept=1)
+    batch = batch_views(memory.acquire(), shapes)
+    for number, array in enumerate(batch_arrays(batch)):
         array.fill(number)
-    for number, (array, model) in enumerate(zip(arrays_of(batch), arrays_of(like), strict=True)):
+    for number, (array, model) in enumerate(
+        zip(batch_arrays(batch), batch_arrays(shapes), strict=True)
+    ):
         assert array.shape == model.shape
         assert array.dtype == model.dtype
         assert array.flags.c_contiguous

@@ -12,14 +12,14 @@ from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec
 from jaxrank.errors import InputError
 
 
-def chunk_of(**columns):
+def make_chunk(**columns):
     batch = pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})
     return Chunk(batch, "day.csv", numbered(2, batch.num_rows))
 
 
 def lists(values, **settings):
     """Returns the ids of each cell, and their weights if there are any."""
-    result = cells.list_elements(RaggedSpec(("h",), **settings), chunk_of(h=values))
+    result = cells.list_elements(RaggedSpec(("h",), **settings), make_chunk(h=values))
     ends = np.cumsum(result.ids.lengths).tolist()
     bounds = list(zip([0, *ends], ends, strict=False))
     ids = result.ids.values.to_pylist()
@@ -86,11 +86,13 @@ def test_brackets_that_are_parts_of_ids_are_left_there(cell):
 
 def test_a_fixed_number_of_ids_may_be_in_brackets_too():
     entry = CategoricalSpec(("h",), length=2, separator=",", brackets="read")
-    assert cells.id_elements(entry, chunk_of(h=["[4, 5]", "6,7"])).values.to_pylist() == [
+    assert cells.id_elements(entry, make_chunk(h=["[4, 5]", "6,7"])).values.to_pylist() == [
         "4", "5", "6", "7",
     ]  # fmt: skip
     with pytest.raises(BadRows, match="Set brackets='read'"):
-        cells.id_elements(CategoricalSpec(("h",), length=2, separator=","), chunk_of(h=["[4, 5]"]))
+        cells.id_elements(
+            CategoricalSpec(("h",), length=2, separator=","), make_chunk(h=["[4, 5]"])
+        )
 
 
 def test_padding_is_left_out_with_its_weights():
@@ -101,7 +103,7 @@ def test_padding_is_left_out_with_its_weights():
     assert lists(typed, padding=("", "-1", "x")) == [[3], [], [0]]
     assert lists([[3.0, -1.0, None]], padding=("", "-1")) == [[3.0]]
     entry = RaggedSpec(("h",), weights="w", padding=("0",))
-    result = cells.list_elements(entry, chunk_of(h=["5|0|6", "0"], w=["1|2|3", "4"]))
+    result = cells.list_elements(entry, make_chunk(h=["5|0|6", "0"], w=["1|2|3", "4"]))
     assert result.ids.values.to_pylist() == ["5", "6"]
     assert result.ids.lengths.tolist() == [2, 0]
     assert result.weights.tolist() == [1, 3]
@@ -146,7 +148,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("values", VECTORS.values(), ids=VECTORS)
 def test_a_vector_is_as_many_floats(values):
-    chunk = chunk_of(e=values, x=[10, 20, 30])
+    chunk = make_chunk(e=values, x=[10, 20, 30])
     names = [f"e[{k}]" for k in range(4)]
     entries = [DenseSpec((name,), length=4, separator="|") for name in names]
     result = raw_floats([*entries, DenseSpec(("x",))], chunk)
@@ -158,6 +160,6 @@ def test_a_vector_is_as_many_floats(values):
 def test_a_vector_of_another_length_is_rejected_with_its_row():
     entries = [DenseSpec((f"e[{k}]",), length=2, separator="|") for k in range(2)]
     with pytest.raises(BadRows, match="row 3, column e: must have length=2 numbers: found 3"):
-        raw_floats(entries, chunk_of(e=["1|2", "1|2|3"]))
+        raw_floats(entries, make_chunk(e=["1|2", "1|2|3"]))
     with pytest.raises(InputError, match="column e: must be a finite number.*Set `length`"):
-        raw_floats([DenseSpec(("e",))], chunk_of(e=[[1.0, 2.0]]))
+        raw_floats([DenseSpec(("e",))], make_chunk(e=[[1.0, 2.0]]))

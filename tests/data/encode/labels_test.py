@@ -35,23 +35,23 @@ HOUR = 3600
 CLICK = dict(name="click", label="click")
 
 
-def chunk_of(columns):
+def make_chunk(columns):
     batch = pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})
     return Chunk(batch, "day.parquet", numbered(1, batch.num_rows))
 
 
-def spec_of(columns, **features):
+def make_spec(columns, **features):
     features = dict(tasks=[CLICK], time_format="seconds") | features
     return resolve(feature_spec(features), list(columns))
 
 
-def encoder_of(columns, boundaries=None, as_of=None, **features):
-    spec = spec_of(columns, **features)
+def make_encoder(columns, boundaries=None, as_of=None, **features):
+    spec = make_spec(columns, **features)
     return Encoder(spec, {}, {}, Statistics(spec), as_of=as_of, boundaries=boundaries)
 
 
 def encode(columns, **features):
-    return encoder_of(columns, **features).encode(chunk_of(columns))
+    return make_encoder(columns, **features).encode(make_chunk(columns))
 
 
 # Delayed conversions.
@@ -95,8 +95,8 @@ def test_a_conversion_counts_within_its_window_and_is_unknown_while_it_is_open(
     }
     task = BUY | (dict(label="label") if with_label else {})
     task |= dict(mask="mask") if with_mask else {}
-    encoder = encoder_of(columns, as_of=as_of * half, tasks=[task], time="at")
-    result = encoder.encode(chunk_of(columns)).labels[:, 0]
+    encoder = make_encoder(columns, as_of=as_of * half, tasks=[task], time="at")
+    result = encoder.encode(make_chunk(columns)).labels[:, 0]
     expected, pending = [], 0
     for at, delay, label, mask in rows:
         known = (label is not None or not with_label) and (mask or not with_mask)
@@ -139,12 +139,12 @@ def test_the_spec_says_when_the_data_was_looked_at_before_what_was_learned_does(
 
     second = 1_714_608_000  # 2024-05-02
     assert encoded(as_of=second + HOUR) == [0, pytest.approx(np.nan, nan_ok=True)]
-    spec = spec_of(columns, **features, as_of="2024-05-02 02:00:00")
+    spec = make_spec(columns, **features, as_of="2024-05-02 02:00:00")
     encoder = Encoder(spec, {}, {}, Statistics(spec), as_of=0.0)
-    assert encoder.encode(chunk_of(columns)).labels[:, 0].tolist() == [0, 1]
+    assert encoder.encode(make_chunk(columns)).labels[:, 0].tolist() == [0, 1]
     with pytest.raises(InputError, match=r"features.as_of: must be the time of the data"):
         encoded()
-    assert labels.horizon(spec_of(["click"])) is None
+    assert labels.horizon(make_spec(["click"])) is None
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_the_spec_says_when_the_data_was_looked_at_before_what_was_learned_does(
     ],
 )
 def test_conversions_before_their_event_and_bad_times_are_rejected(columns, message):
-    encoder = encoder_of(columns, as_of=100, tasks=[BUY], time="at")
+    encoder = make_encoder(columns, as_of=100, tasks=[BUY], time="at")
     for run in (encoder.encode, encoder.check):
         with pytest.raises(InputError, match=f"day.parquet, {message}"):
-            run(chunk_of(columns))
+            run(make_chunk(columns))
 
 
 # Booleans.
@@ -200,7 +200,7 @@ def test_what_is_neither_a_boolean_nor_0_or_1_is_reported_with_what_may_be(bad):
             encode(columns, tasks=[task])
     columns = {"click": [*good[:2], bad, "true", bad], "known": ["True"] * 5}
     rejects = Rejects("skip", 5)
-    chunk, block = rejects.attempt(chunk_of(columns), encoder_of(columns, tasks=[task]).encode)
+    chunk, block = rejects.attempt(make_chunk(columns), make_encoder(columns, tasks=[task]).encode)
     assert block.labels[:, 0].tolist() == [1, 0, 1]
     assert [json.loads(line)["row"] for line in rejects.lines] == [3, 5]
     assert [json.loads(line)["found"] for line in rejects.lines] == [repr(bad)] * 2
@@ -240,7 +240,7 @@ def test_negatives_weigh_what_was_left_out_or_the_logit_is_shifted(column):
     assert block.weights[:, 1].tolist() == [1] * 6
     np.testing.assert_allclose(block.logit_correction, [[0, np.log(r)] for r in rates], rtol=1e-6)
     assert block.logit_correction.dtype == np.float32
-    spec = spec_of(columns, tasks=[weighted, shifted])
+    spec = make_spec(columns, tasks=[weighted, shifted])
     schema = build_schema(spec, {}, {}, {})
     assert [t.shifted for t in schema.tasks] == [False, True]
     assert schema.logit_correction_columns == 2
@@ -304,7 +304,7 @@ def test_shifts_stay_with_their_examples_from_the_encoder_to_the_batch():
     order = rng.permutation(n)
     shuffled = ex.permute(ex.join([ex.cut(parts, 0, 3), ex.cut(parts, 3, n)]), order)
     filled = ex.join([shuffled, ex.blank(shuffled, 4)])
-    schema = build_schema(spec_of(columns, **features), {}, {}, {})
+    schema = build_schema(make_spec(columns, **features), {}, {}, {})
     batch = Batcher(layout(schema, {}), group=8, capacities={})(filled)
     expected = np.log(np.append(rates[order], np.ones(4)))
     np.testing.assert_allclose(batch.logit_correction[:, 0], expected, rtol=1e-6)
@@ -392,28 +392,28 @@ def test_a_number_has_the_row_of_its_bucket(fitted):
     bucket |= dict(buckets=9) if fitted else dict(boundaries=boundaries)
     features = dict(categorical=[bucket, dict(columns="y", encoding="integer", rows=3)])
     learned = {"x": np.array(boundaries)} if fitted else None
-    encoder = encoder_of(columns, boundaries=learned, **features)
-    rows = encoder.encode(chunk_of(columns)).ids
+    encoder = make_encoder(columns, boundaries=learned, **features)
+    rows = encoder.encode(make_chunk(columns)).ids
     assert rows[:, 0].tolist() == [row_by_hand(v, boundaries) for v in values]
     assert rows[:, 1].tolist() == [1] * len(values)
     assert encoder.statistics.summary()["categorical"]["x"]["missing"] == 1
-    schema = build_schema(spec_of(columns, **features), {}, {}, {}, learned)
+    schema = build_schema(make_spec(columns, **features), {}, {}, {}, learned)
     table = schema.tables[0]
     assert (table.name, table.rows, table.encoding) == ("x", 2 + 5, "bucket")
     moved = {"x": np.array([*boundaries[:3], 8.0])}
     features["categorical"][0] = dict(columns="x", encoding="bucket", buckets=9)
-    other = build_schema(spec_of(columns, **features), {}, {}, {}, moved)
+    other = build_schema(make_spec(columns, **features), {}, {}, {}, moved)
     assert other.tables[0].checksum != table.checksum
 
 
 def test_a_bad_number_has_no_bucket():
     columns = {"click": ["1", "0"], "x": ["1", "a"]}
-    encoder = encoder_of(
+    encoder = make_encoder(
         columns, categorical=[dict(columns="x", encoding="bucket", boundaries=[1])]
     )
     for run in (encoder.encode, encoder.check):
         with pytest.raises(InputError, match=r"row 2, column x: must be a finite number.*'a'"):
-            run(chunk_of(columns))
+            run(make_chunk(columns))
 
 
 def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
@@ -433,7 +433,7 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
     assert block.ids[:, 0].tolist() == [row("u:a"), row("u:b")]
     assert block.list_values.tolist() == [row("v:a"), row("v:b"), row("v:b")]
     salts = [("u:", "v:"), ("v:", "u:"), ("u:", "u:"), ("u:v:", ""), ("", "")]
-    schemas = [build_schema(spec_of(columns, **features(*s)), {}, {}, {}) for s in salts]
+    schemas = [build_schema(make_spec(columns, **features(*s)), {}, {}, {}) for s in salts]
     assert len({s.tables[0].checksum for s in schemas}) == len(salts)
     assert [len(s.tables) for s in schemas] == [1] * len(salts)
     # As in stores that were made when a table had one salt.
@@ -518,7 +518,7 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
 )
 def test_a_features_section_that_cannot_be_is_rejected(change, message):
     with pytest.raises(InputError, match=message):
-        spec_of(["click", "at", "bought", "x", "y", "r"], **change)
+        make_spec(["click", "at", "bought", "x", "y", "r"], **change)
 
 
 @pytest.mark.parametrize("field", ["negative_rate_column", "time"])
@@ -526,10 +526,10 @@ def test_a_column_that_a_task_names_must_be_there_and_no_pattern_takes_it(field)
     columns = ["click", "f_at", "f_r", "f_x"]
     task = CLICK | {field: "f_r"} | (dict(window_hours=1) if field == "time" else {})
     features = dict(tasks=[task], dense=[dict(columns="f_*")], time="f_at")
-    assert [f.name for f in spec_of(columns, **features).dense] == ["f_x"]
+    assert [f.name for f in make_spec(columns, **features).dense] == ["f_x"]
     features["tasks"] = [task | {field: "f_y"}]
     with pytest.raises(InputError, match=rf"tasks\[0\].{field}: the data has no column 'f_y'"):
-        spec_of(columns, **features)
+        make_spec(columns, **features)
 
 
 def test_examples_count_once_though_a_record_beside_them_is_rejected():
@@ -544,13 +544,13 @@ def test_examples_count_once_though_a_record_beside_them_is_rejected():
         dense=[dict(columns="x")],
         categorical=[dict(columns="user", encoding="integer", rows=5)],
     )
-    encoder = encoder_of(columns, **features)
-    chunk, block = Rejects("skip", 5).attempt(chunk_of(columns), encoder.encode)
+    encoder = make_encoder(columns, **features)
+    chunk, block = Rejects("skip", 5).attempt(make_chunk(columns), encoder.encode)
     assert block.rows == chunk.batch.num_rows == 2
     good = {name: [pa.array(v).to_pylist()[i] for i in (0, 2)] for name, v in columns.items()}
     good["user"] = pa.array(good["user"], "i4")
-    alone = encoder_of(good, **features)
-    alone.encode(chunk_of(good))
+    alone = make_encoder(good, **features)
+    alone.encode(make_chunk(good))
     assert encoder.statistics.summary() == alone.statistics.summary()
     assert encoder.statistics.summary()["categorical"]["user"]["missing"] == 1
 

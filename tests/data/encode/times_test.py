@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import times
-from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.columns import read_column
 from jaxrank.data.rejects import BadRows
 from jaxrank.data.spec import entries
 from jaxrank.errors import InputError
@@ -22,7 +22,7 @@ UTC = datetime.UTC
 def column(values, kind=None):
     array = values if isinstance(values, pa.Array) else pa.array(values, kind)
     batch = pa.RecordBatch.from_pydict({"when": array})
-    return column_of(Chunk(batch, "day.csv", numbered(2, len(array))), "when")
+    return read_column(Chunk(batch, "day.csv", numbered(2, len(array))), "when")
 
 
 def seconds(values, kind=None, time_format=""):

@@ -11,7 +11,7 @@ import preparations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparations import FEATURES, content, counted, files, rows_of, run, write_csv
+from preparations import FEATURES, content, counted, files, make_rows, run, write_csv
 from servers import NoMark, serving
 
 from jaxrank.data.examples import join
@@ -132,7 +132,7 @@ def test_what_was_done_of_other_data_or_otherwise_is_done_again(
     if change == "features":
         features = FEATURES | dict(categorical=[dict(columns="user", min_count=2)])
     elif change == "file":
-        write_csv(train[0], rows_of(51, 1000))
+        write_csv(train[0], make_rows(51, 1000))
     elif change == "nulls":
         options["source"] = dict(null_values=["u1"])
     else:
@@ -287,7 +287,7 @@ def test_records_that_another_attempt_skipped_are_not_reported(tmp_path, small_u
 
 
 def test_a_split_may_have_any_name(tmp_path):
-    path = write_csv(tmp_path / "a.csv", rows_of(20))
+    path = write_csv(tmp_path / "a.csv", make_rows(20))
     section = dict(kind="csv", files=dict(train=path, units=path, rejected=path))
     prepare(FEATURES, section, tmp_path / "store", report=lambda _: None)
     store = open_store(tmp_path / "store")

@@ -161,7 +161,7 @@ def test_it_resumes_once_the_bad_record_is_mended(tmp_path):
 # Unit errors.
 
 
-def settings_at(directory):
+def make_settings(directory):
     spec = feature_spec(dict(tasks=[CLICK]))
     return PrepareSettings(spec, {}, str(directory), FIT_NOTHING, 64, "", "error", 0, {}, "", "")
 
@@ -189,7 +189,7 @@ def leave(settings, unit, errors):
 def test_the_error_of_the_first_unit_comes_out(tmp_path, error, kind):
     errors = {"directory": tmp_path, 7: error} | {i: InputError("another") for i in range(8, 20)}
     with pytest.raises(kind) as result:
-        Beam("DirectRunner").run(leave, settings_at(tmp_path / "store"), units(20)[::-1], errors)
+        Beam("DirectRunner").run(leave, make_settings(tmp_path / "store"), units(20)[::-1], errors)
     assert str(result.value) == str(error)
     # Each unit runs once, otherwise the error would be that the file exists.
     assert {int(path.name) for path in tmp_path.iterdir() if path.is_file()} >= set(range(8))
@@ -198,13 +198,13 @@ def test_the_error_of_the_first_unit_comes_out(tmp_path, error, kind):
 def test_an_error_that_none_foresaw_fails_the_pipeline(tmp_path):
     errors = {"directory": tmp_path, 1: ZeroDivisionError("of a unit")}
     with pytest.raises(RunError, match="DirectRunner: the pipeline failed: .*of a unit"):
-        Beam("DirectRunner").run(leave, settings_at(tmp_path / "store"), units(3), errors)
+        Beam("DirectRunner").run(leave, make_settings(tmp_path / "store"), units(3), errors)
 
 
 def test_hardly_a_unit_behind_one_that_failed_is_worked_on(tmp_path):
     errors = {i: InputError(f"row {i}") for i in range(300)}
     mixed = random.Random(3).sample(units(300), 300)
-    settings = settings_at(tmp_path / "store")
+    settings = make_settings(tmp_path / "store")
     with pytest.raises(InputError, match="^row 0$"):
         Beam("DirectRunner").run(leave, settings, mixed, errors | {"directory": tmp_path})
     # In random order, the n-th error is the first so far with probability 1 / n: 6.3 in total.
@@ -212,7 +212,7 @@ def test_hardly_a_unit_behind_one_that_failed_is_worked_on(tmp_path):
 
 
 def test_an_error_is_read_from_a_store_at_a_url(tmp_path):
-    settings = settings_at(f"memory://{tmp_path}/store")
+    settings = make_settings(f"memory://{tmp_path}/store")
     errors = {"directory": tmp_path, 2: InputError("row 4: must be 1: found 2.")}
     with pytest.raises(InputError, match="^row 4: must be 1: found 2.$"):
         Beam("DirectRunner").run(leave, settings, units(3), errors)
@@ -226,7 +226,7 @@ def test_an_error_is_read_from_a_store_at_a_url(tmp_path):
 def test_the_direct_runner_fetches_no_program(tmp_path, monkeypatch):
     asked = []  # the runner that would be downloaded
     monkeypatch.setattr(prism_runner.PrismRunner, "run_pipeline", lambda *_: asked.append(1))
-    Beam("DirectRunner").run(leave, settings_at(tmp_path), units(1), {"directory": tmp_path})
+    Beam("DirectRunner").run(leave, make_settings(tmp_path), units(1), {"directory": tmp_path})
     assert not asked
     assert (tmp_path / "0").exists()
 
@@ -251,7 +251,7 @@ def test_without_beam_it_says_how_to_install_it(monkeypatch):
 )
 def test_runners_and_options_that_are_not_there_are_rejected(tmp_path, name, options, match):
     with pytest.raises(InputError, match=match):
-        Beam(name, options).run(leave, settings_at(tmp_path), units(2), {"directory": tmp_path})
+        Beam(name, options).run(leave, make_settings(tmp_path), units(2), {"directory": tmp_path})
 
 
 def test_dataflow_needs_an_output_that_its_machines_can_reach(tmp_path):

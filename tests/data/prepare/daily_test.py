@@ -151,7 +151,7 @@ def test_a_store_of_the_version_before_is_read_and_continued(tmp_path):
     assert json.loads((FORMAT_4 / "manifest.json").read_text())["format_version"] == 4
     old = open_store(FORMAT_4)
     assert old.history("user") is None
-    train = preparations.write_csv(tmp_path / "train.csv", preparations.rows_of(30))
+    train = preparations.write_csv(tmp_path / "train.csv", preparations.make_rows(30))
     features = preparations.FEATURES | dict(categorical=[dict(columns="user", min_count=2)])
     same = preparations.run(tmp_path / "same", [train], features)
     assert same.split("train").fingerprint == old.split("train").fingerprint

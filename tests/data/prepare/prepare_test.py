@@ -60,7 +60,7 @@ def whole(store, split="train"):
     return join(list(store.split(split).blocks()))
 
 
-def lists_of(block):
+def read_lists(block):
     """Converts list_values to nested lists: [example][list] -> ids."""
     values = iter(block.list_values.tolist())
     return [[[next(values) for _ in range(n)] for n in row] for row in block.list_lengths]
@@ -322,7 +322,7 @@ def test_features_that_name_a_table_share_its_vocabulary(tmp_path):
     assert [t.name for t in store.schema.tables] == ["word"]
     assert store.vocabulary("word")[0] == ["b", "c", "a", "new"]
     assert whole(store).ids.tolist() == [[4, 2], [2, 2], [MISSING_ROW, 5]]
-    assert lists_of(whole(store)) == [[[3, 3, 3]], [[]], [[4]]]
+    assert read_lists(whole(store)) == [[[3, 3, 3]], [[]], [[4]]]
 
 
 # Other encodings.
@@ -368,7 +368,7 @@ BAD = [
 ]
 
 
-def _row_of(value, policy, rows=7):
+def _encode_row(value, policy, rows=7):
     """Computes the row of one id with Python integers."""
     if value is None:
         return PAD
@@ -427,9 +427,9 @@ def test_an_id_outside_its_table_gets_the_row_of_its_policy(tmp_path, policy, ki
     (table,) = store.schema.tables
     assert table.rows == (8 if policy == "oov" else 7)
     block = whole(store)
-    expected = [_row_of(v, policy) for v in values[: len(lists)]]
+    expected = [_encode_row(v, policy) for v in values[: len(lists)]]
     assert block.ids[:, 0].tolist() == expected
-    assert block.list_values.tolist() == [_row_of(v, policy) for v in flat]
+    assert block.list_values.tolist() == [_encode_row(v, policy) for v in flat]
     assert max(block.list_values) < table.rows
     statistics = store.split("train").statistics
     for part, name, used in (("categorical", "id", values[: len(lists)]), ("ragged", "list", flat)):
@@ -631,7 +631,7 @@ def test_lists_of_text_and_of_native_types_are_the_same(tmp_path):
         for w in [1.0] * len(cells or []) + ws
     ]
     for store in (native, texts):
-        assert lists_of(whole(store)) == expected
+        assert read_lists(whole(store)) == expected
         assert whole(store).list_weights.tolist() == expected_weights
         assert store.schema.ragged[1].weighted
     assert native.split("train").statistics == texts.split("train").statistics
@@ -644,7 +644,7 @@ def test_an_overlong_list_is_cut_where_that_is_asked_for(tmp_path):
         ragged=[dict(columns="tags", weights="w", max_length=2, on_overlong="truncate")],
     )  # fmt: skip
     assert store.vocabulary("tags")[0] == ["c", "a", "b", "d"]  # of the kept ids
-    assert lists_of(whole(store)) == [[[3, 4]], [[5]], [[]], [[2, 2]]]
+    assert read_lists(whole(store)) == [[[3, 4]], [[5]], [[]], [[2, 2]]]
     assert whole(store).list_weights.tolist() == [1, 2, 5, 6, 7]
     assert store.split("train").statistics["ragged"]["tags"] == {
         "ids": 5, "mean": 5 / 4, "p50": 1, "p95": 2, "p99": 2, "max": 2, "empty": 1,
@@ -662,7 +662,7 @@ def test_a_list_that_is_not_combined_has_as_many_places_as_its_longest_may_have(
     tags, plain = store.schema.ragged
     assert (tags.combiner, tags.length, tags.weighted) == ("none", 3, False)
     assert (plain.combiner, plain.length) == ("mean", 0)
-    assert lists_of(whole(store)) == [[[3, 2, 4], [2]], [[], []], [[2], [3, 2]]]
+    assert read_lists(whole(store)) == [[[3, 2, 4], [2]], [[], []], [[2], [3, 2]]]
     older = json_files.plain(store.schema)
     assert validate.parse(Schema, older, "") == store.schema
     for entry in older["ragged"]:
@@ -731,7 +731,7 @@ def test_all_blocks_but_the_last_are_full(tmp_path, monkeypatch, block_size):
     assert sizes == [block_size] * full + ([rest] if rest else [])
     block = whole(store)
     assert block.dense[:, 0].tolist() == list(range(150))
-    assert lists_of(block) == [[[2, 3][: i % 3]] for i in range(150)]
+    assert read_lists(block) == [[[2, 3][: i % 3]] for i in range(150)]
     assert block.kept.column("key").to_pylist() == [f"k{i}" for i in range(150)]
     assert store.split("train").statistics["rows"] == 150
 

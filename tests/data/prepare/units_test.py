@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from checkout import ROOT
-from preparations import FEATURES, TASK, content, files, rows_of, run, write_csv
+from preparations import FEATURES, TASK, content, files, make_rows, run, write_csv
 
 from jaxrank.data import rejects
 from jaxrank.data.examples import join
-from jaxrank.data.files import path_of
+from jaxrank.data.files import to_path
 from jaxrank.data.prepare import fit_unit, units
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import Local
@@ -125,7 +125,7 @@ def test_a_store_by_day_has_the_days_of_every_unit(tmp_path, small_units):
 
 
 def test_a_record_without_a_time_has_no_day(tmp_path):
-    rows = rows_of(5)
+    rows = make_rows(5)
     rows[3][-1] = ""
     train = write_csv(tmp_path / "a.csv", rows)
     features = FEATURES | dict(time="day", by_day=True)
@@ -134,8 +134,8 @@ def test_a_record_without_a_time_has_no_day(tmp_path):
 
 
 def test_a_record_without_a_time_that_is_skipped_teaches_nothing(tmp_path):
-    rows = rows_of(200)
-    late = [[*row[:2], 1e9, "somebody", *row[4:]] for row in rows_of(3, 200)]
+    rows = make_rows(200)
+    late = [[*row[:2], 1e9, "somebody", *row[4:]] for row in make_rows(3, 200)]
     for row, time in zip(late, ("", "yesterday", "2024-13-01"), strict=True):
         row[-1] = time
     features = FEATURES | dict(time="day", by_day=True)
@@ -151,7 +151,7 @@ def test_a_record_without_a_time_that_is_skipped_teaches_nothing(tmp_path):
 
 
 def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(tmp_path):
-    rows = rows_of(200)
+    rows = make_rows(200)
     bad = [list(row) for row in rows]
     bad[10][1] = "2"  # a label
     bad[50][2] = "many"  # a float
@@ -188,7 +188,7 @@ def test_with_null_values_the_store_is_that_of_empty_cells_and_skipped_records_a
     tmp_path, small_units, monkeypatch
 ):
     monkeypatch.setattr(text, "_PART_BYTES", 1000)
-    rows = rows_of(100)
+    rows = make_rows(100)
     for i, row in enumerate(rows):
         for column in (1, 2, 3, 4, 5):
             if (i + column) % 4 == 0:
@@ -223,7 +223,7 @@ def test_with_null_values_the_store_is_that_of_empty_cells_and_skipped_records_a
 )
 def test_a_missing_value_where_none_may_be_is_reported_as_it_is_written(tmp_path, value, change):
     days = [value, value, "NULL", value, ""]
-    rows = [[*row[:-1], day] for row, day in zip(rows_of(5), days, strict=True)]
+    rows = [[*row[:-1], day] for row, day in zip(make_rows(5), days, strict=True)]
     train = write_csv(tmp_path / "a.csv", rows)
     options = dict(features=FEATURES | change, source=dict(null_values=["NULL"]))
     with pytest.raises(InputError, match=r"row 4, column day: must be .*: found 'NULL'\."):
@@ -243,13 +243,13 @@ def test_what_may_be_skipped_is_counted_over_all_units(tmp_path, small_units):
 
 
 def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
-    path = Path(write_csv(tmp_path / "a.csv", rows_of(400)))
+    path = Path(write_csv(tmp_path / "a.csv", make_rows(400)))
     path.write_text(path.read_text() + "1,2\n" * 30)
     monkeypatch.setattr(text, "_PART_BYTES", path.stat().st_size - 1000)
     counted = []
-    real = rejects._lines_before
+    real = rejects._count_lines
     monkeypatch.setattr(
-        rejects, "_lines_before", lambda *place: counted.append(place) or real(*place)
+        rejects, "_count_lines", lambda *place: counted.append(place) or real(*place)
     )
     store = run(tmp_path / "store", str(path), on_error="skip")
     lines = [json.loads(line) for line in (store.path / "rejected.jsonl").read_text().splitlines()]
@@ -316,7 +316,7 @@ def test_with_a_key_no_raw_value_is_in_any_file(tmp_path):
 
 
 def test_standard_input_is_a_file_like_any_other(tmp_path, monkeypatch):
-    train = write_csv(tmp_path / "a.csv", rows_of(100))
+    train = write_csv(tmp_path / "a.csv", make_rows(100))
     expected = run(tmp_path / "expected", train)
 
     class Input:
@@ -364,7 +364,7 @@ def test_a_store_at_a_url_that_needs_a_package_is_rejected():
 
     protocol = next(filter(is_missing, ("gs", "s3", "abfs", "oss", "dropbox", "box")))
     with pytest.raises(InputError, match=f"^{protocol}://bucket/x: this kind of URL cannot be"):
-        path_of(f"{protocol}://bucket/x")
+        to_path(f"{protocol}://bucket/x")
 
 
 def test_a_store_at_a_url_is_the_local_one(tmp_path):

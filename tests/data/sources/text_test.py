@@ -29,7 +29,7 @@ ROWS = [f"{i},{VALUES[i % 9]},{i * 7919 % 101}" for i in range(60)]
 PLAIN = "\n".join(["n,name,price", *ROWS, ""]).encode()
 
 
-def source_of(path, kind="csv"):
+def open_source(path, kind="csv"):
     return make_source(dict(kind=kind, files=dict(train=str(path))))
 
 
@@ -95,7 +95,7 @@ def test_parts_together_have_each_line_once_with_its_number(tmp_path, small, con
     path.write_bytes(content)
     for part, chunk in [(2, 1), (3, 64), (7, 1), (16, 1000), (100, 1), (1000, 64), (10**6, 10**6)]:
         small(part, chunk)
-        source = source_of(path)
+        source = open_source(path)
         assert read(source, content=content) == expected(content)
         cuts = [(p.start, p.stop) for p in source.parts("train")]
         assert cuts == [(i, min(i + part, len(content))) for i in range(0, len(content), part)]
@@ -106,7 +106,7 @@ def test_gzip_is_one_part_and_is_read_as_the_plain_file_is(tmp_path, small, cont
     small(8)
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(content))
-    source = source_of(path)
+    source = open_source(path)
     assert source.parts("train") == [Part("train", str(path), 0, path.stat().st_size)]
     assert read(source) == expected(content)
 
@@ -128,11 +128,11 @@ def test_other_compressions_are_read_as_gzip_is(tmp_path, small, name, kind):
     with pa.CompressedOutputStream(packed, kind) as stream:
         stream.write(PLAIN)
     path.write_bytes(packed.getvalue())
-    assert len(source_of(path).parts("train")) == 1
-    assert read(source_of(path)) == expected(PLAIN)
+    assert len(open_source(path).parts("train")) == 1
+    assert read(open_source(path)) == expected(PLAIN)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=f"{name}: must be readable to its end"):
-        read(source_of(path))
+        read(open_source(path))
 
 
 def test_what_is_compressed_otherwise_is_rejected(tmp_path):
@@ -140,10 +140,10 @@ def test_what_is_compressed_otherwise_is_rejected(tmp_path):
     path.write_bytes(lzma.compress(PLAIN))
     message = f"{path}: must be plain or one of gzip, bz2, zstd, lz4: found xz"
     with pytest.raises(InputError, match=message):
-        source_of(path)
+        open_source(path)
     path = path.rename(tmp_path / "a.csv.zst")
     with pytest.raises(InputError, match="a.csv.zst: must be zstd, as its name says"):
-        source_of(path)
+        open_source(path)
 
 
 def test_a_part_has_the_lines_that_begin_in_it(tmp_path, small):
@@ -151,7 +151,7 @@ def test_a_part_has_the_lines_that_begin_in_it(tmp_path, small):
     path = tmp_path / "a.csv"
     #  parts:        |         |         |         |
     path.write_bytes(b"n\n2345678\n10\n13\n1678901234567\n33\n")
-    source = source_of(path)
+    source = open_source(path)
     result = [
         [r["n"] for c in source.chunks(p, Rejects()) for r in c.batch.to_pylist()]
         for p in source.parts("train")
@@ -166,7 +166,7 @@ def test_criteo_files_are_cut_too_and_have_no_quotes(tmp_path, small):
     path = tmp_path / "a.tsv"
     path.write_bytes(content)
     small(333)
-    source = source_of(path, "criteo")
+    source = open_source(path, "criteo")
     assert len(source.parts("train")) > 10
     wanted = [{n: v or None for n, v in zip(names, row, strict=True)} for row in values]
     assert read(source, content=content) == list(enumerate(wanted, start=1))
@@ -177,10 +177,10 @@ def test_criteo_files_may_have_no_label_in_any_line(tmp_path):
     row = "\t".join("" if i % 5 else str(i) for i in range(39))
     path.write_text(f"{row}\n{row}\n")
     wanted = dict(zip(text.CRITEO_COLUMNS[1:], (v or None for v in row.split("\t")), strict=True))
-    assert read(source_of(path, "criteo")) == [(1, wanted), (2, wanted)]
+    assert read(open_source(path, "criteo")) == [(1, wanted), (2, wanted)]
     path.write_text(f"{row}\n1\t{row}\n")
     with rejected("a.tsv, row 1: must have 40 columns: found 39"):
-        read(source_of(path, "criteo"))
+        read(open_source(path, "criteo"))
 
 
 def test_a_byte_order_mark_is_a_mark_at_the_start_of_the_file_only(tmp_path, small):
@@ -190,7 +190,7 @@ def test_a_byte_order_mark_is_a_mark_at_the_start_of_the_file_only(tmp_path, sma
     path.write_bytes(content)
     for part in (9, 1000):
         small(part, 1, 1)
-        rows = read(source_of(path), content=content)
+        rows = read(open_source(path), content=content)
         assert rows == [(i, {"n": mark + "1", "x": "2"}) for i in range(2, 22)]
 
 
@@ -199,14 +199,14 @@ def test_a_nul_is_a_letter_like_others_in_long_values_too(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text(("\t".join(values) + "\n") * 3000)
     wanted = dict(zip(text.CRITEO_COLUMNS, values, strict=True))
-    assert read(source_of(path, "criteo")) == [(i, wanted) for i in range(1, 3001)]
+    assert read(open_source(path, "criteo")) == [(i, wanted) for i in range(1, 3001)]
 
 
 def test_chunks_are_of_a_few_thousand_rows_whatever_the_file(tmp_path):
     path = tmp_path / "a.csv"
     line = ",".join(["x" * 9] * 100) + "\n"
     path.write_text(",".join(f"c{i}" for i in range(100)) + "\n" + line * 40_000)
-    source = source_of(path)
+    source = open_source(path)
     before = pa.total_allocated_bytes()
     rows = []
     for chunk in source.chunks(source.parts("train")[0], Rejects()):
@@ -263,14 +263,14 @@ def test_the_first_bad_line_is_named_with_its_number_in_a_later_part(bad_file):
     path, _, _, number, _, column, must, result = bad_file
     column = f", column {column}" if column else ""
     with rejected(f"a.csv, row {number}{column}: must", f"{must}: found {result}"):
-        read(source_of(path))
+        read(open_source(path))
 
 
 def test_skipped_are_the_bad_lines_and_no_others(bad_file):
     path, content, good, number, bad, column, must, result = bad_file
     wanted = [(n + (n >= number), record) for n, record in expected(good)]
     rejects = Rejects("skip", 1)
-    assert read(source_of(path), rejects, content) == wanted
+    assert read(open_source(path), rejects, content) == wanted
     (entry,) = map(json.loads, rejects.lines)
     assert entry["found"].startswith(result)
     record = bad.encode(errors="surrogateescape").decode(errors="backslashreplace")
@@ -287,7 +287,7 @@ def test_many_bad_lines_of_a_block_are_skipped_in_order(tmp_path, small, pack):
     for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
         small(*sizes)
         rejects = Rejects("skip", 1000)
-        result = read(source_of(path), rejects, content)
+        result = read(open_source(path), rejects, content)
         assert [number for number, _ in result] == [i for i in range(2, 500) if i % 7 and i % 5]
         assert all(int(record["n"]) == number for number, record in result)
         bad = [json.loads(line)["row"] for line in rejects.lines]
@@ -309,17 +309,17 @@ def test_a_record_is_one_line_and_a_line_one_record(tmp_path, content, bad):
     path.write_bytes(HEADER + content + b"7,c,8\n")
     rejects = Rejects("skip", 9)
     last = {"n": "7", "name": "c", "price": "8"}
-    assert read(source_of(path), rejects) == [(bad[-1] + 1, last)]
+    assert read(open_source(path), rejects) == [(bad[-1] + 1, last)]
     assert [json.loads(line)["row"] for line in rejects.lines] == bad
     with rejected(f"a.csv, row {bad[0]}"):
-        read(source_of(path))
+        read(open_source(path))
 
 
 def test_an_empty_line_of_one_column_is_a_record_without_its_value(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b'n\n1\n\n2,3\n""\n4\n')
     rejects = Rejects("skip", 9)
-    result = [(number, record["n"]) for number, record in read(source_of(path), rejects)]
+    result = [(number, record["n"]) for number, record in read(open_source(path), rejects)]
     assert result == [(2, "1"), (3, None), (5, None), (6, "4")]
     assert rejects.count == 1
 
@@ -329,7 +329,7 @@ def test_a_value_longer_than_the_csv_module_takes_is_kept_among_bad_lines(tmp_pa
     long = "x" * (csv.field_size_limit() + 1)
     path.write_text(f"n,name,price\n1,{long},2\n3\n4,{long}\n5,a,6\n")
     rejects = Rejects("skip", 2)
-    assert [number for number, _ in read(source_of(path), rejects)] == [2, 5]
+    assert [number for number, _ in read(open_source(path), rejects)] == [2, 5]
     assert [json.loads(line)["row"] for line in rejects.lines] == [3, 4]
 
 
@@ -337,10 +337,10 @@ def test_a_file_of_bad_lines_only_has_no_records_to_skip_to(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(HEADER + b"1\n" * 100)
     rejects = Rejects("skip", 100)
-    assert read(source_of(path), rejects) == []
+    assert read(open_source(path), rejects) == []
     assert rejects.count == 100
     with rejected("at most 99 records may be skipped"):
-        read(source_of(path), Rejects("skip", 99))
+        read(open_source(path), Rejects("skip", 99))
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
@@ -348,7 +348,7 @@ def test_a_quote_that_is_not_closed_at_the_end_of_the_file(tmp_path, end):
     path = tmp_path / "a.csv"
     path.write_bytes(HEADER + b'1,2,3\n1,2,"3' + end.encode())
     with rejected("a.csv, row 3, column price: must be on one line", r"found '3\n'"):
-        read(source_of(path))
+        read(open_source(path))
 
 
 def test_a_line_that_does_not_end_stops_the_reading(tmp_path, small, monkeypatch):
@@ -357,10 +357,10 @@ def test_a_line_that_does_not_end_stops_the_reading(tmp_path, small, monkeypatch
     small(10**6)
     path.write_bytes(HEADER + b"1,2,3\n" * 10 + b"x" * 5000 + b"\n1,2,3\n")
     with rejected("a.csv: a line must have at most 1,000 bytes: found more from byte 73 on"):
-        read(source_of(path), Rejects("skip", 9))
+        read(open_source(path), Rejects("skip", 9))
     path.write_bytes(b"x" * 100_000)
     with rejected("a.csv: a line must have at most 1,000 bytes: found more from byte 0 on"):
-        source_of(path)
+        open_source(path)
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.9, 0.999])
@@ -369,7 +369,7 @@ def test_gzip_that_is_cut_off_is_never_skipped(tmp_path, keep):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(content[: int(keep * len(content))])
     with rejected("a.csv.gz: must be readable to its end"):
-        read(source_of(path), Rejects("skip", 10**6))
+        read(open_source(path), Rejects("skip", 10**6))
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_a_header_that_cannot_be_used(tmp_path, content, parts):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with rejected("a.csv", *parts):
-        source_of(path)
+        open_source(path)
 
 
 @pytest.mark.parametrize("content", [b"", gzip.compress(b"", mtime=0)])
@@ -399,7 +399,7 @@ def test_a_criteo_file_without_lines(tmp_path, content):
     path = tmp_path / "a.tsv"
     path.write_bytes(content)
     with rejected("a.tsv: must have at least one row"):
-        read(source_of(path, "criteo"))
+        read(open_source(path, "criteo"))
 
 
 @pytest.mark.parametrize("delimiter", ["", "ab", "é", "\x00", "\n", "\r", '"', 5])
@@ -434,7 +434,7 @@ def test_each_part_is_read_by_the_header_of_its_own_file(tmp_path, small, pack):
         (tmp_path / f"{i}.csv").write_bytes(pack(content))
     for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
         small(*sizes)
-        source = source_of(tmp_path / "*.csv")
+        source = open_source(tmp_path / "*.csv")
         assert source.columns("train") == NAMES
         assert pack is not bytes or sizes[0] > 300 or len(source.parts("train")) > 12
         result = []
@@ -468,7 +468,7 @@ def test_columns_that_one_file_lacks_or_adds_are_named(tmp_path, header, missing
     (tmp_path / "a.csv").write_bytes(PLAIN)
     (tmp_path / "b.csv").write_text(f"{header}\n1,2,3\n")
     with rejected("b.csv: must have the columns of", f"missing {missing}, not expected {added}"):
-        source_of(tmp_path / "*.csv")
+        open_source(tmp_path / "*.csv")
 
 
 def test_bad_lines_of_another_order_are_reported_as_the_file_has_them(tmp_path, small):
@@ -478,7 +478,7 @@ def test_bad_lines_of_another_order_are_reported_as_the_file_has_them(tmp_path, 
     path.write_bytes(b"price,n,name\n" + b"7,8,x\n" * 20 + b"7,8\n7,\xff,x\n" + b"9,8,y\n" * 20)
     rejects = Rejects("skip", 2)
     result = [
-        record for _, record in read(source_of(tmp_path / "*.csv"), rejects, path.read_bytes())
+        record for _, record in read(open_source(tmp_path / "*.csv"), rejects, path.read_bytes())
     ]
     good = dict(n="8", name="x", price="7")
     expected = [dict(n="0", name="a", price="1"), *[good] * 20]
@@ -492,7 +492,7 @@ def test_bad_lines_of_another_order_are_reported_as_the_file_has_them(tmp_path, 
 NULLS = ["NULL", "NaN", "\\N", "None", "ünï", "a,b", "\0", ""]
 
 
-def source_with(path, nulls, **more):
+def write_source(path, nulls, **more):
     files = dict(train=str(path))
     return make_source(dict(kind="csv", files=files, null_values=nulls) | more)
 
@@ -513,23 +513,23 @@ def test_cells_that_are_exactly_a_null_value_are_missing_in_every_column(tmp_pat
     path.write_bytes(pack(out.getvalue().encode()))
     for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
         small(*sizes)
-        result = [record for _, record in read(source_with(path, NULLS))]
+        result = [record for _, record in read(write_source(path, NULLS))]
         assert result == [{n: None if v in NULLS else v for n, v in r.items()} for r in table]
-        result = [record for _, record in read(source_of(path))]
+        result = [record for _, record in read(open_source(path))]
         assert result == [{n: v or None for n, v in r.items()} for r in table]
 
 
 def test_in_quotes_a_null_value_is_missing_too_and_names_are_never_null(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('NULL,x\n"NULL",1\n"""NULL""",2\n')
-    result = [record for _, record in read(source_with(path, ("NULL",)))]
+    result = [record for _, record in read(write_source(path, ("NULL",)))]
     assert result == [{"NULL": None, "x": "1"}, {"NULL": '"NULL"', "x": "2"}]
 
 
 def test_a_nul_beside_null_values_of_rare_letters_is_no_null_value(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("n,x\n\0,1\n\0\0,2\na,3\n")
-    result = [record["n"] for _, record in read(source_with(path, ["\ue000", "\ue001", "\0\0"]))]
+    result = [record["n"] for _, record in read(write_source(path, ["\ue000", "\ue001", "\0\0"]))]
     assert result == ["\0", None, "a"]
 
 
@@ -538,7 +538,7 @@ def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
     path = tmp_path / "a.csv"
     rows = [*nulls, nulls[0][:-1], nulls[1] + "a"]
     path.write_text("n,x\n" + "".join(f"{value},1\n" for value in rows))
-    result = [record["n"] for _, record in read(source_with(path, nulls))]
+    result = [record["n"] for _, record in read(write_source(path, nulls))]
     assert result == [None] * 64 + rows[64:]
 
 
@@ -567,21 +567,21 @@ def test_null_values_that_cannot_be_used(tmp_path, nulls, message):
     path = tmp_path / "a.csv"
     path.write_bytes(PLAIN)
     with rejected(f"source.null_values{message}"):
-        source_with(path, nulls)
+        write_source(path, nulls)
 
 
 def test_criteo_files_have_no_null_values(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("\t".join(["NULL"] * 40) + "\n")
-    assert set(read(source_of(path, "criteo"))[0][1].values()) == {"NULL"}
+    assert set(read(open_source(path, "criteo"))[0][1].values()) == {"NULL"}
     with rejected("no such field: source.null_values. There are files, kind."):
-        source_with(path, ["NULL"], kind="criteo")
+        write_source(path, ["NULL"], kind="criteo")
 
 
 def test_a_line_of_null_values_only_has_no_value(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(HEADER + b"1,a,2\nNULL,,\\N\n,,\n3,NULL,4\n")
-    source = source_with(path, ["NULL", "\\N"])
+    source = write_source(path, ["NULL", "\\N"])
     with rejected("row 3: must have a value in some column: found only missing values"):
         read(source)
     rejects = Rejects("skip", 2)
@@ -598,7 +598,7 @@ def test_a_record_is_reported_as_the_file_has_it(tmp_path, small):
     path.write_text("name,price,n\n" + rows)
     for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
         small(*sizes)
-        source = source_with(tmp_path / "*.csv", ["NULL"])
+        source = write_source(tmp_path / "*.csv", ["NULL"])
         result = []
         for part in source.parts("train")[1:]:
             for chunk in source.chunks(part, Rejects("skip", 100)):
@@ -629,7 +629,7 @@ def test_files_of_a_web_server_are_read_as_local_ones(tmp_path, server, small, n
     small(400)
     content = gzip.compress(PLAIN) if name.endswith(".gz") else PLAIN
     (tmp_path / name).write_bytes(content)
-    source = source_of(f"{url}/{name}")
+    source = open_source(f"{url}/{name}")
     assert read(source, content=PLAIN) == expected(PLAIN)
     parts = source.parts("train")
     assert len(parts) == (3 if kind is Ranges and content is PLAIN else 1)
@@ -641,7 +641,7 @@ def test_a_large_file_of_a_server_that_sends_whole_files_only(tmp_path, server):
     url, _ = server
     (tmp_path / "a.csv").write_bytes(b"n\n" + b"".join(b"%d\n" % i for i in range(2, 900_000)))
     rows = 0
-    source = source_of(f"{url}/a.csv")
+    source = open_source(f"{url}/a.csv")
     for part in source.parts("train"):
         for chunk in source.chunks(part, Rejects()):
             assert chunk.batch.column(0).to_pylist() == [str(n) for n in chunk.rows.tolist()]
@@ -656,7 +656,7 @@ def test_files_of_another_file_system_are_read_as_local_ones(small, pack):
     url = "memory://text_test/days/a.csv"
     with fsspec.open(url, "wb") as file:
         file.write(content)
-    source = source_of("memory://text_test/days/*.csv")
+    source = open_source("memory://text_test/days/*.csv")
     assert files.describe(source.files[0]).size == len(content)
     assert len(source.parts("train")) == (len(content) // 100 + 1 if content == PLAIN else 1)
     assert read(source, content=PLAIN) == expected(PLAIN)
@@ -668,7 +668,7 @@ def test_bad_lines_of_a_url_have_their_numbers(small):
     with fsspec.open(url, "wb") as file:
         file.write(PLAIN + b"1\n" + PLAIN)
     with rejected("/text_test/bad.csv, row 62: must have 3 columns: found 1"):
-        read(source_of(url))
+        read(open_source(url))
 
 
 # Escaped quotes, declared names, and repeated headers.

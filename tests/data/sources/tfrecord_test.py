@@ -28,12 +28,12 @@ TYPES = {
 KINDS = {name: text.removeprefix("list<").removesuffix(">") for name, text in TYPES.items()}
 
 
-def source_of(path, columns=None):
+def open_source(path, columns=None):
     more = {} if columns is None else {"columns": columns}
     return make_source(dict(kind="tfrecord", files=dict(train=str(path)), **more))
 
 
-def rows_of(source, rejects=None):
+def read_rows(source, rejects=None):
     """Returns (row, {column: value}) of every record."""
     result = []
     for chunk in every_chunk(source, "train", rejects):
@@ -87,14 +87,14 @@ def test_records_of_every_kind_form_and_order_are_read(tmp_path, monkeypatch, co
     draw = random.Random(count)
     drawn = [drawn_record(draw) for _ in range(count)]
     path = write_file(tmp_path / "a.tfrecord", [record for record, _ in drawn])
-    source = source_of(path, TYPES)
+    source = open_source(path, TYPES)
     assert source.columns("train") == list(TYPES)
-    assert rows_of(source) == [(i, expected) for i, (_, expected) in enumerate(drawn, start=1)]
+    assert read_rows(source) == [(i, expected) for i, (_, expected) in enumerate(drawn, start=1)]
 
 
 def test_columns_have_the_types_that_were_asked_for(tmp_path):
     path = write_file(tmp_path / "a.tfrecord", [example({})])
-    (chunk,) = every_chunk(source_of(path, TYPES), "train")
+    (chunk,) = every_chunk(open_source(path, TYPES), "train")
     numbers = {"int64": pa.int64(), "float32": pa.float32(), "bytes": pa.binary()}
     for name, kind in KINDS.items():
         expected = pa.list_(numbers[kind]) if TYPES[name].startswith("list") else numbers[kind]
@@ -117,7 +117,7 @@ def test_names_that_share_beginnings_ends_and_lengths_are_distinguished(tmp_path
         tmp_path / "a.tfrecord",
         [example({n: feature("int64", [v]) for n, v in r.items()}) for r in records],
     )
-    result = rows_of(source_of(path, dict.fromkeys(names, "int64")))
+    result = read_rows(open_source(path, dict.fromkeys(names, "int64")))
     assert result == [(i, {n: r.get(n) for n in names}) for i, r in enumerate(records, start=1)]
 
 
@@ -125,7 +125,7 @@ def test_the_last_of_two_features_of_one_name_holds_as_in_any_map(tmp_path):
     entry = [field(1, field(1, b"i") + field(2, feature("int64", [v]))) for v in (1, 2)]
     for count in (1, 100):  # decoded by protobuf and by NumPy
         path = write_file(tmp_path / "a.tfrecord", [field(1, b"".join(entry))] * count)
-        assert rows_of(source_of(path, {"i": "int64"})) == [
+        assert read_rows(open_source(path, {"i": "int64"})) == [
             (i, {"i": 2}) for i in range(1, count + 1)
         ]
 
@@ -153,12 +153,12 @@ UNUSUAL = {
 def test_forms_that_protobuf_allows_and_nobody_writes_are_read(tmp_path, name, count):
     usual = example({"i": feature("int64", [1]), "is": feature("int64", [1])})
     records = [usual, UNUSUAL[name]] * count
-    source = source_of(
+    source = open_source(
         write_file(tmp_path / "a.tfrecord", records), {"i": "int64", "is": "list<int64>"}
     )
     parts = name == "values in two parts"
     expected = {"i": None if parts else 7, "is": [7, 8] if parts else None}
-    assert [record for _, record in rows_of(source)] == [{"i": 1, "is": [1]}, expected] * count
+    assert [record for _, record in read_rows(source)] == [{"i": 1, "is": [1]}, expected] * count
 
 
 def test_a_field_that_is_no_entry_leads_to_no_other_record(tmp_path):
@@ -167,7 +167,7 @@ def test_a_field_that_is_no_entry_leads_to_no_other_record(tmp_path):
     assert first[:3] == b"\x0a" * 3
     other = field(1, field(2, KEY + b"xyz") + field(1, KEY + VALUE))
     records = [first] + [other] * 100
-    result = rows_of(source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"}))
+    result = read_rows(open_source(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"}))
     assert [record["i"] for _, record in result] == [None] + [7] * 100
 
 
@@ -176,12 +176,12 @@ def test_gzip_is_read_by_its_content_whatever_the_name(tmp_path):
     raw = b"".join(map(framed, records))
     path = tmp_path / "a.tfrecord"
     path.write_bytes(gzip.compress(raw[:1000]) + gzip.compress(raw[1000:]))
-    assert rows_of(source_of(path)) == [(i + 1, {"i": i}) for i in range(100)]
+    assert read_rows(open_source(path)) == [(i + 1, {"i": i}) for i in range(100)]
     # A length that begins with the magic number of gzip.
     record = example({"b": feature("bytes", [bytes(0x088B1F - 23)])})
     assert struct.pack("<Q", len(record)).startswith(b"\x1f\x8b\x08")
     write_file(path, [record])
-    assert rows_of(source_of(path))[0][1] == {"b": bytes(0x088B1F - 23)}
+    assert read_rows(open_source(path))[0][1] == {"b": bytes(0x088B1F - 23)}
 
 
 def test_a_file_that_tensorflow_wrote_is_framed(tmp_path):
@@ -205,10 +205,10 @@ def test_chunks_end_at_their_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(tfrecord, "_BYTES_PER_CHUNK", 1000)
     monkeypatch.setattr(tfrecord, "_BYTES_AT_ONCE", 7)
     records = [example({"b": feature("bytes", [bytes([i]) * 300])}) for i in range(10)]
-    source = source_of(write_file(tmp_path / "a.tfrecord", records))
+    source = open_source(write_file(tmp_path / "a.tfrecord", records))
     chunks = list(every_chunk(source, "train"))
     assert [chunk.batch.num_rows for chunk in chunks] == [4, 4, 2]
-    assert [r["b"] for _, r in rows_of(source)] == [bytes([i]) * 300 for i in range(10)]
+    assert [r["b"] for _, r in read_rows(source)] == [bytes([i]) * 300 for i in range(10)]
 
 
 # Inference.
@@ -225,9 +225,9 @@ def test_types_are_those_of_the_first_records_of_the_first_file(tmp_path, monkey
         ),
     ]
     path = write_file(tmp_path / "a.tfrecord", records)
-    source = source_of(path)
+    source = open_source(path)
     assert source.columns("train") == ["b", "fs", "i"]
-    result = dict(rows_of(source, Rejects("skip", limit=1)))
+    result = dict(read_rows(source, Rejects("skip", limit=1)))
     assert result == {
         1: {"b": None, "fs": None, "i": 1},
         3: {"b": b"x", "fs": [1.5, 2.5], "i": None},
@@ -239,10 +239,10 @@ def test_two_kinds_of_one_feature_and_no_features_cannot_be_inferred(tmp_path):
     records = [example({"x": feature("int64", [1])}), example({"x": feature("float32", [1])})]
     path = write_file(tmp_path / "a.tfrecord", records)
     with pytest.raises(InputError, match=r"a\.tfrecord, column x: .* found int64 and float32"):
-        source_of(path)
+        open_source(path)
     write_file(tmp_path / "a.tfrecord", [b"\xff", example({})])
     with pytest.raises(InputError, match=r"a\.tfrecord: must begin with records of tf\.Example"):
-        source_of(path)
+        open_source(path)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_two_kinds_of_one_feature_and_no_features_cannot_be_inferred(tmp_path):
 def test_columns_that_cannot_be_are_rejected(tmp_path, columns, message):
     path = write_file(tmp_path / "a.tfrecord", [example({})])
     with pytest.raises(InputError, match=message):
-        source_of(path, columns)
+        open_source(path, columns)
 
 
 # Invalid records.
@@ -302,12 +302,12 @@ def test_bad_records_stop_or_are_skipped(tmp_path, name, count):
     places = [count // 2, count]
     records = [bad if i in places else GOOD for i in range(1, count + 1)]
     types = {"i": "int64", "f": "float32", "b": "bytes"}
-    source = source_of(write_file(tmp_path / "a.tfrecord", records), types)
+    source = open_source(write_file(tmp_path / "a.tfrecord", records), types)
     with pytest.raises(InputError) as caught:
-        rows_of(source)
+        read_rows(source)
     assert f"a.tfrecord, {message.format(places[0])}" in str(caught.value)
     rejects = Rejects("skip", limit=2)
-    result = rows_of(source, rejects)
+    result = read_rows(source, rejects)
     good = [i for i in range(1, count + 1) if i not in places]
     assert result == [(i, {"i": 1, "f": 0.5, "b": None}) for i in good]
     lines = [json.loads(line) for line in rejects.lines]
@@ -328,10 +328,10 @@ def test_int64_of_more_than_64_bits_is_no_feature(tmp_path):
     longer = [b"\xff" * 10 + b"\x01", b"\x80" * 3]  # eleven bytes, and without an end
     for payload in longer:
         records = good * 20 + [example({"i": packed(payload)})]
-        source = source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"})
+        source = open_source(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"})
         with pytest.raises(InputError, match="row 61, column i: must be a feature"):
-            rows_of(source)
-        result = [record["i"] for _, record in rows_of(source, Rejects("skip", limit=1))]
+            read_rows(source)
+        result = [record["i"] for _, record in read_rows(source, Rejects("skip", limit=1))]
         assert result == [expected for _, expected in largest] * 20
 
 
@@ -343,14 +343,14 @@ def test_a_damaged_record_stops_or_is_skipped(tmp_path):
     frames[3] = frames[3][:14] + bytes([frames[3][14] ^ 1]) + frames[3][15:]
     path = tmp_path / "a.tfrecord"
     path.write_bytes(b"".join(frames))
-    source = source_of(path)
+    source = open_source(path)
     with pytest.raises(InputError, match=r"a\.tfrecord, row 4: must have the CRC-32C"):
-        rows_of(source)
+        read_rows(source)
     rejects = Rejects("skip", limit=1)
-    assert rows_of(source, rejects) == [(i + 1, {"i": i}) for i in (0, 1, 2, 4)]
+    assert read_rows(source, rejects) == [(i + 1, {"i": i}) for i in (0, 1, 2, 4)]
     assert json.loads(rejects.lines[0])["record"] == frames[3][12:-4].hex()
     with pytest.raises(InputError, match="at most 0 records may be skipped"):
-        rows_of(source, Rejects("skip", limit=0))
+        read_rows(source, Rejects("skip", limit=0))
 
 
 @pytest.mark.parametrize("policy", ["error", "skip"])
@@ -360,10 +360,10 @@ def test_nothing_behind_a_damaged_length_is_read(tmp_path, policy):
     path = tmp_path / "a.tfrecord"
     path.write_bytes(b"".join(frames))
     with pytest.raises(InputError, match=r"a\.tfrecord, row 4: must begin with its length"):
-        rows_of(source_of(path, TYPES), Rejects(policy, limit=10**6))
+        read_rows(open_source(path, TYPES), Rejects(policy, limit=10**6))
     path.write_text("label,price\n1,2.5\n")
     with pytest.raises(InputError, match=r"a\.tfrecord, row 1: must begin with its length"):
-        source_of(path)
+        open_source(path)
 
 
 @pytest.mark.parametrize("policy", ["error", "skip"])
@@ -374,12 +374,12 @@ def test_a_file_that_was_cut_is_rejected_wherever_it_was(tmp_path, policy):
     for stop in range(each + 1, 2 * each):
         path.write_bytes(whole[:stop])
         with pytest.raises(InputError, match=r"a\.tfrecord, row 2: must be complete"):
-            rows_of(source_of(path, TYPES), Rejects(policy, limit=10**6))
+            read_rows(open_source(path, TYPES), Rejects(policy, limit=10**6))
     packed = gzip.compress(whole)
     for stop in range(3, len(packed)):
         path.write_bytes(packed[:stop])
         with pytest.raises(InputError, match=r"a\.tfrecord"):
-            rows_of(source_of(path, TYPES), Rejects(policy, limit=10**6))
+            read_rows(open_source(path, TYPES), Rejects(policy, limit=10**6))
 
 
 def test_a_length_that_cannot_be_is_rejected_before_memory_is_asked_for(tmp_path):
@@ -387,7 +387,7 @@ def test_a_length_that_cannot_be_is_rejected_before_memory_is_asked_for(tmp_path
     path = tmp_path / "a.tfrecord"
     path.write_bytes(length + struct.pack("<I", masked_crc(length)) + b"x")
     with pytest.raises(InputError, match=r"row 1: must have at most 1,073,741,824 bytes"):
-        source_of(path)
+        open_source(path)
 
 
 def test_a_file_without_records_is_rejected(tmp_path):
@@ -395,7 +395,7 @@ def test_a_file_without_records_is_rejected(tmp_path):
     for content in (b"", gzip.compress(b"")):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"a\.tfrecord: must have at least one row"):
-            source_of(path)
+            open_source(path)
 
 
 # The whole preparation.
@@ -405,10 +405,10 @@ def test_shards_without_records_are_passed_over_where_others_of_the_split_have_s
     (tmp_path / "a.tfrecord").write_bytes(b"")
     (tmp_path / "b.tfrecord.gz").write_bytes(gzip.compress(b""))
     write_file(tmp_path / "c.tfrecord", [example({"n": feature("int64", [7])})])
-    assert rows_of(source_of(tmp_path)) == [(1, {"n": 7})]
+    assert read_rows(open_source(tmp_path)) == [(1, {"n": 7})]
     (tmp_path / "c.tfrecord").unlink()
     with pytest.raises(InputError, match="must have at least one row: found none"):
-        source_of(tmp_path)
+        open_source(tmp_path)
 
 
 def test_a_column_that_is_missed_or_no_list_names_the_field_with_the_types(tmp_path):
@@ -467,9 +467,9 @@ def test_numpy_and_protobuf_read_the_same(monkeypatch):
     draw = random.Random(2)
     records = [drawn_record(draw)[0] for _ in range(500)]
     types = {name: tfrecord.ColumnType.parse(text) for name, text in TYPES.items()}
-    by_numpy, bad = example_columns.columns_of(records, types)
+    by_numpy, bad = example_columns.decode_columns(records, types)
     monkeypatch.setattr(example_columns, "_FEW", 10**9)
-    by_protobuf, same_bad = example_columns.columns_of(records, types)
+    by_protobuf, same_bad = example_columns.decode_columns(records, types)
     assert by_numpy.equals(by_protobuf)
     assert bad == same_bad == []
 

@@ -72,7 +72,7 @@ def chain(days, limits, parts=1, by_event=True):
         yield vocabulary, history, changes
 
 
-def plain_of(vocabulary, history):
+def plain_state(vocabulary, history):
     columns = history.waiting.to_pydict()
     return (
         vocabulary.values.to_pylist(), vocabulary.counts.tolist(), history.last_days.tolist(),
@@ -112,7 +112,7 @@ def test_rows_and_waiting_ids_are_those_of_plain_python(limits, seed):
         assert result["count"] == [plain.counts[v] for v in waiting]
         assert result["last_day"] == [plain.last[v] for v in waiting]
         assert (*changes[:4], *changes[5:]) == (*numbers, *lookups)
-        assert plain_of(*again[:2]) == plain_of(vocabulary, history)
+        assert plain_state(*again[:2]) == plain_state(vocabulary, history)
         evicted += changes.evicted
     assert (evicted > 0) == bool(limits.max_rows or limits.keep_days)
 
@@ -126,13 +126,13 @@ def test_a_day_that_is_prepared_again_changes_nothing(limits, by_event):
     *_, last = chain(days, limits, by_event=by_event)
     for day in days:
         *_, again = chain([*days, day], limits, by_event=by_event)
-        assert plain_of(*again[:2]) == plain_of(*last[:2])
+        assert plain_state(*again[:2]) == plain_state(*last[:2])
         assert again[2].new == again[2].evicted == 0
         assert again[2].lookups == len(day)
     if by_event:  # only what has not been counted is added
         *_, longer = chain([*days, [*days[0], (9, "9")]], limits)
         *_, plain = chain([*days, [(9, "9")]], limits)
-        assert plain_of(*longer[:2]) == plain_of(*plain[:2])
+        assert plain_state(*longer[:2]) == plain_state(*plain[:2])
 
 
 def test_ids_of_a_version_without_days_were_seen_before_the_first_event():

@@ -250,7 +250,7 @@ def wide_days(tmp_path):
     return store, csv_source(train=paths), rows
 
 
-def new_of(rows, store):
+def count_new(rows, store):
     """Computes new and new_share of each feature with Python loops."""
     known = {name: set(store.vocabulary(name)[0]) for name in ("user", "pair", "item")}
     cells = {name: [row[i] for row in rows] for i, name in enumerate(WIDE)}
@@ -276,7 +276,7 @@ def test_what_is_counted_is_what_python_counts_in_any_number_of_processes(tmp_pa
     assert lines == lines_of_two
     statistics = store.split("train").statistics
     columns = statistics["categorical"] | statistics["ragged"]
-    wanted = new_of(rows, earlier)
+    wanted = count_new(rows, earlier)
     assert {name: (c["new"], c["new_share"]) for name, c in columns.items()} == {
         name: (new, share) for name, (new, share, _) in wanted.items()
     }

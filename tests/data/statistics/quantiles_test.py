@@ -103,9 +103,9 @@ def test_bins_rise_with_the_value_and_begin_at_their_least():
     rng = np.random.default_rng(1)
     values = np.float32(rng.normal(size=2000) * 10.0 ** rng.integers(-40, 38, 2000))
     values = np.sort(np.concatenate([values, -values, [0]])).astype(np.float32)
-    bins = quantiles._bin_of(values)
+    bins = quantiles._value_bins(values)
     assert (np.diff(bins) >= 0).all()
-    starts = quantiles._start_of(bins).astype(np.float64)
+    starts = quantiles._bin_starts(bins).astype(np.float64)
     assert (starts <= values).all()
     big = np.abs(values) > 1e-37
     assert (np.abs(values[big] - starts[big]) <= np.abs(values[big]) / 127).all()

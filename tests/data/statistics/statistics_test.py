@@ -138,7 +138,7 @@ def assert_close(actual, wanted, where=""):
         assert type(actual) is type(wanted), where
 
 
-def pieces_of(random, rows, most):
+def cut_pieces(random, rows, most):
     """Splits 0 to `rows` into at most `most` pieces, some possibly empty."""
     inner = random.integers(0, rows + 1, random.integers(0, most))
     ends = [0, *np.sort(inner).tolist(), rows]
@@ -156,9 +156,9 @@ def test_statistics_equal_plain_loops_however_the_examples_are_cut(seed, rows, p
     random = np.random.default_rng(seed)
     data = examples(random, rows)
     whole, states = Statistics(FEATURES), []
-    for start, stop in pieces_of(random, rows, parts):
+    for start, stop in cut_pieces(random, rows, parts):
         part = Statistics(FEATURES)
-        for first, last in pieces_of(random, stop - start, 3):
+        for first, last in cut_pieces(random, stop - start, 3):
             count(part, data, start + first, start + last)
         states.append(round_trip_json(part.to_state()))
         whole.merge(Statistics.from_state(FEATURES, states[-1]))
@@ -175,7 +175,7 @@ def test_what_was_merged_is_what_json_gives_back():
     random = np.random.default_rng(3)
     data = examples(random, 700)
     whole = Statistics(FEATURES)
-    for start, stop in pieces_of(random, 700, 9):
+    for start, stop in cut_pieces(random, 700, 9):
         count(whole, data, start, stop)
     tree = round_trip_json(whole.summary())
     assert tree == whole.summary()  # of plain numbers, lists and texts
@@ -417,7 +417,7 @@ def test_no_more_rows_are_reported_than_there_are_ids():
 # Counts of the encoder.
 
 
-def lists_of(cells, **fields):
+def make_lists(cells, **fields):
     features = FeatureSpec(
         tasks=(TaskSpec("click", label="label"),),
         ragged=(RaggedSpec(("l",), table="t", encoding="integer", rows=10, **fields),),
@@ -429,7 +429,7 @@ def lists_of(cells, **fields):
 
 def test_lists_that_are_cut_are_counted_with_the_ids_that_they_lose():
     cells = [[1, 2, 3, 4], [5], [], [6, 7, 8], [1, 9]]
-    encoder, chunk = lists_of(cells, max_length=2, on_overlong="truncate")
+    encoder, chunk = make_lists(cells, max_length=2, on_overlong="truncate")
     encoder.encode(chunk)
     encoder.encode(chunk)
     result = encoder.statistics.summary()["ragged"]["l"]
@@ -439,11 +439,11 @@ def test_lists_that_are_cut_are_counted_with_the_ids_that_they_lose():
 
 
 def test_a_chunk_that_is_rejected_does_not_count():
-    encoder, chunk = lists_of([[1, 2], [3, 99], [4]])
+    encoder, chunk = make_lists([[1, 2], [3, 99], [4]])
     with pytest.raises(BadRows) as rejected:
         encoder.encode(chunk)
     encoder.encode(chunk.drop_records(rejected.value.rows))
-    alone, other = lists_of([[1, 2], [4]])
+    alone, other = make_lists([[1, 2], [4]])
     alone.encode(other)
     assert encoder.statistics.summary() == alone.statistics.summary()
 

@@ -81,7 +81,7 @@ def test_blocks_come_back_as_they_were_written(tmp_path, lists, weighted):
 
 def test_a_vocabulary_is_mapped_into_memory_and_not_copied(tmp_path):
     values = pa.array([f"value {i}" for i in range(10_000)])
-    path = files.path_of(tmp_path) / "t.arrow"
+    path = files.to_path(tmp_path) / "t.arrow"
     vocabulary.write_file(path, values, np.ones(10_000, np.int64))
     before = pa.total_allocated_bytes()
     content = vocabulary.read_file(path)
@@ -293,7 +293,7 @@ def test_the_schema_comes_back_exactly(tmp_path):
 # Vocabularies.
 
 
-def damage_by(change):
+def make_damage(change):
     def damage(path):
         content = bytearray(path.read_bytes())
         change(content)
@@ -326,7 +326,7 @@ def other_values(path):
     ("damage", "message"),
     [
         (Path.unlink, "this file of the store is missing"),
-        (damage_by(lambda c: c.__delitem__(slice(-60, None))), "must be a readable Arrow file"),
+        (make_damage(lambda c: c.__delitem__(slice(-60, None))), "must be a readable Arrow file"),
         (lambda path: path.write_text("a,b"), "must be a readable Arrow file"),
         (other_columns, r"must have the columns value \(string\) and count"),
         (other_counts, "is corrupt: its checksum must be"),

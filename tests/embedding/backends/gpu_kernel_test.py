@@ -51,7 +51,7 @@ def case(key, dim, *, has_index=True, is_rate_per_id=False):
     return inputs
 
 
-def sums_of(inputs):
+def compute_sums(inputs):
     """Computes the sum f64[dim] of each key, with its local row and learning rate."""
     result = {}
     for i, key in enumerate(inputs["key"]):
@@ -92,7 +92,7 @@ def rule_and_arrays(name, dim):
     return change, (rows, slots)
 
 
-def row_after(name, row, slots, gradient, learning_rate):
+def updated_row(name, row, slots, gradient, learning_rate):
     if name == "sgd":
         return row - learning_rate * gradient, {}
     if name == "adagrad":
@@ -123,11 +123,13 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
         inputs = case(draw(kind), dim, has_index=has_index, is_rate_per_id=is_rate_per_id)
         after, slots_after = run((rows, slots), inputs)
         unread = np.ones(ROWS, bool)
-        for gradient, local_row, learning_rate in sums_of(inputs):
+        for gradient, local_row, learning_rate in compute_sums(inputs):
             unread[local_row] = False
             local = {slot: np.float64(array[local_row]) for slot, array in slots.items()}
             local |= {"s": np.zeros(dim)} if name == "ftrl" else {}
-            row, new = row_after(name, np.float64(rows[local_row]), local, gradient, learning_rate)
+            row, new = updated_row(
+                name, np.float64(rows[local_row]), local, gradient, learning_rate
+            )
             np.testing.assert_allclose(after[local_row], row, rtol=1e-5, atol=3e-6)
             for slot, array in slots_after.items():
                 np.testing.assert_allclose(array[local_row], new[slot], rtol=1e-5, atol=1e-6)
@@ -147,7 +149,7 @@ def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(coun
         inputs = case(draw(kind, count), dim)
         result = run((jnp.zeros((ROWS, dim)), jnp.zeros(ROWS)), inputs)
         sums, counts = np.zeros((ROWS, dim)), np.zeros(ROWS)
-        for gradient, local_row, _ in sums_of(inputs):
+        for gradient, local_row, _ in compute_sums(inputs):
             sums[local_row], counts[local_row] = gradient, 1
         jax.tree.map(np.testing.assert_array_equal, result, (sums, counts))
 
