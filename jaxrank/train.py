@@ -132,13 +132,13 @@ def train(
         described = runs.describe(run, state)
         report_once(described)
 
-        writer = stack.enter_context(open_writer(directory, first_step, began=timer.began))
+        writer = stack.enter_context(open_writer(directory, first_step, started=timer.started))
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
         writer.hparams(hyperparameters(config), _compared(run))
         writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
         last.begin(first_step)
-        recorder = _make_recorder(run, writer, progress, last, report_once, timer.began)
+        recorder = _make_recorder(run, writer, progress, last, report_once, timer.started)
         profiler = Profile(
             traced,
             directory,
@@ -169,7 +169,7 @@ def _make_recorder(
     progress: Progress,
     last: LastBatches,
     report: Report,
-    began: float,
+    started: float,
 ) -> Recorder:
     newest = run.checkpoints.step()
     return Recorder(
@@ -186,7 +186,7 @@ def _make_recorder(
         on_nonfinite=run.config.watch.on_nonfinite,
         max_skipped_steps=run.config.watch.max_skipped_steps,
         checkpoint="" if newest is None else run.checkpoints.directory(newest),
-        began=began,
+        started=started,
     )
 
 

@@ -183,7 +183,7 @@ def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False)
             not among the choices, or is not read because of other values of the section.
     """
     if not _is_section(section):
-        raise InputError(f"{where} must be a dict: found {section!r}.")
+        raise InputError(f"{where}: must be a dict: found {section!r}.")
     kinds = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in section:
@@ -216,10 +216,10 @@ def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False)
     return parsed
 
 
-def require(holds: bool, where: str, must: str, value: Any, hint: str = "") -> None:
-    """Raises InputError unless `holds`: "`where` must be `must`: found `value`"."""
-    if not holds:
-        raise InputError(f"{where} must be {must}: found {value!r}.{hint and ' '}{hint}")
+def require(condition: bool, where: str, must: str, value: Any, hint: str = "") -> None:
+    """Raises InputError unless `condition`: "`where` must be `must`: found `value`"."""
+    if not condition:
+        raise InputError(f"{where}: must be {must}: found {value!r}.{hint and ' '}{hint}")
 
 
 def check_choice(field: str, value: object, allowed: Iterable[str], hint: str = "") -> None:
@@ -335,7 +335,7 @@ def _field_value(
     if rules.variants is None:
         return _value(kind, value, where, rules, complete)
     if not _is_section(value):
-        raise InputError(f"{where} must be a dict: found {value!r}.")
+        raise InputError(f"{where}: must be a dict: found {value!r}.")
     chosen_by = rules.variants.chosen_by.split(".")
     chosen: Any = section
     for part in chosen_by:
@@ -397,8 +397,8 @@ _KINDS: Mapping[Any, tuple[str, tuple[type, ...]]] = {
 
 def _scalar(kind: Any, value: Any, where: str, rules: Rules) -> Any:
     must, accepted = _KINDS[kind]
-    holds = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
-    require(holds, where, must, value, rules.hint)
+    condition = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    require(condition, where, must, value, rules.hint)
     if kind in (int, float):
         require(_is_finite(value), where, "a finite number", value, rules.hint)
         require(rules.admits(value), where, rules.bounds, value, rules.hint)

@@ -67,10 +67,10 @@ def main() -> None:
 
     def step() -> float:
         nonlocal state
-        began = time.perf_counter()
+        started = time.perf_counter()
         state, metrics = program.train(state, batch, np.int32(1))
         jax.block_until_ready(metrics)
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
     for _ in range(3):
         step()
@@ -84,16 +84,16 @@ def main() -> None:
     try:
         for number in range(args.saves):
             with Memory() as memory:
-                began = time.perf_counter()
+                started = time.perf_counter()
                 checkpoints.save(number, state, {}, Metric(None, "", False))
-                pause = time.perf_counter() - began
+                pause = time.perf_counter() - started
                 done = threading.Event()
                 waits = pool.submit(written, checkpoints, done)
                 steps = []
                 while not done.is_set():
                     steps.append(step())
                 waits.result()
-                whole = time.perf_counter() - began
+                whole = time.perf_counter() - started
             slower = sum(steps) / len(steps) / alone if steps else float("nan")
             print(
                 f"save {number}: pause {pause:.2f} s, {100 * pause / whole:.1f}% of the"

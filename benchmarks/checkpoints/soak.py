@@ -157,7 +157,7 @@ def main() -> None:
             raise SystemExit(errors)
         print(f"{steps:,} steps undisturbed on {devices} devices", flush=True)
 
-    endings, began = 0, time.monotonic()
+    endings, start = 0, time.monotonic()
     while newest(folder / "disturbed") < steps:
         devices, processes = draw.choice(DEVICES)
         before = newest(folder / "disturbed")
@@ -178,7 +178,7 @@ def main() -> None:
             f" {newest(folder / 'disturbed')}, status {process.returncode}",
             flush=True,
         )
-    print(f"{endings} endings in {time.monotonic() - began:.0f} s")
+    print(f"{endings} endings in {time.monotonic() - start:.0f} s")
     first = end(folder / "one", steps)
     print(f"undisturbed on one device: {first}")
     for name in ("disturbed", "two"):

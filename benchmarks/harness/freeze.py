@@ -229,8 +229,8 @@ def resumed(first: Checkout, second: Checkout) -> dict[str, Any]:
     workdir = second.results / "resumed"
     flags = ["train", *first.config(), f"--workdir={workdir}", "--quiet"]
     process = first.start([sys.executable, "-m", "jaxrank", *flags])
-    began = time.monotonic()
-    while process.poll() is None and time.monotonic() - began < _WAIT:
+    started = time.monotonic()
+    while process.poll() is None and time.monotonic() - started < _WAIT:
         log = workdir / "metrics.jsonl"
         if log.is_file() and log.stat().st_size:
             process.send_signal(signal.SIGTERM)

@@ -100,10 +100,10 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
     os.write(out, b"ready\n")
     for line in sys.stdin:
         _take_what_is_ready(running, typical)
-        examples, began, cpu = 0, time.perf_counter(), _cpu_seconds()
-        while time.perf_counter() - began < float(line):
+        examples, started, cpu = 0, time.perf_counter(), _cpu_seconds()
+        while time.perf_counter() - started < float(line):
             examples += next(running)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         result = Round(examples, seconds, _cpu_seconds() - cpu, *_memory())
         os.write(out, (json.dumps(result) + "\n").encode())
 
@@ -114,9 +114,9 @@ def _take_what_is_ready(steps: Iterator[int], typical: float) -> None:
     Stops when a batch takes more than half of the typical time, in seconds.
     """
     for _ in range(_MOST_READY):
-        began = time.perf_counter()
+        started = time.perf_counter()
         next(steps)
-        if time.perf_counter() - began > typical / 2:
+        if time.perf_counter() - started > typical / 2:
             return
 
 

@@ -27,7 +27,7 @@ FEATURES = dict(
 
 def processor_seconds() -> float:
     """Returns the CPU time of this process and of the child processes that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(usage) for usage in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
@@ -47,10 +47,10 @@ def main() -> None:
         source = dict(kind="criteo", files=dict(train=str(raw)))
         for workers in (1, len(os.sched_getaffinity(0))):
             for i in range(args.rounds):
-                began, used = time.perf_counter(), processor_seconds()
+                started, used = time.perf_counter(), processor_seconds()
                 output = Path(folder) / f"{workers}-{i}"
                 prepare(FEATURES, source, output, runner=Local(workers), report=lambda _: None)
-                seconds, spent = time.perf_counter() - began, processor_seconds() - used
+                seconds, spent = time.perf_counter() - started, processor_seconds() - used
                 print(f"{workers} workers: {rows / seconds:,.0f} rows/s, cpu {rows / spent:,.0f}")
 
 

@@ -245,12 +245,13 @@ def main() -> None:
         (_, dense), (_, tables) = OPTIMIZERS[optimizer]
         rates = args.rates and tuple(args.rates)
         rates = rates or best_rates(runner, optimizer, BASE, (dense, tables), args.base_overrides)
-        rates_base = tuple(args.rates_base or rates)
+        base_rates = tuple(args.rates_base or rates)
         base = runner.losses(
-            optimizer, rates_base, BASE, overrides=args.base_overrides, seeds=seeds
+            optimizer, base_rates, BASE, overrides=args.base_overrides, seeds=seeds
         )
         print(
-            f"{optimizer}: learning rates {rates_base} at {BASE}: logloss {statistics.mean(base):.5f}"
+            f"{optimizer}: learning rates {base_rates} at {BASE}:"
+            f" logloss {statistics.mean(base):.5f}"
         )
         for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
             losses = runner.losses(

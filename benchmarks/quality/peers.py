@@ -67,8 +67,8 @@ class DCNv2(BaseModel):
         now = time.perf_counter()
         scores = self.evaluate(self.test, metrics=["AUC", "logloss"])
         self.train()
-        seconds = now - self.began
-        self.began += time.perf_counter() - now
+        seconds = now - self.started
+        self.started += time.perf_counter() - now
         record = {"epoch": self._epoch_index + 1, "seconds": seconds, "auc": scores["AUC"]}
         print(json.dumps(record | {"logloss": scores["logloss"]}), flush=True)
 
@@ -113,7 +113,7 @@ def main() -> None:
             for split in ("train", "valid", "test")
         )
         model.test = test
-        model.began = time.perf_counter()
+        model.started = time.perf_counter()
         model.fit(train, epochs=args.epochs, validation_data=valid)
 
 

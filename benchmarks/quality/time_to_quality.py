@@ -57,13 +57,13 @@ def jaxrank_epochs(args: list[str], folder: str, target: float) -> list[Epoch]:
     epochs: list[Epoch] = []
     command = [*JAXRANK, "train", f"--config={CONFIG}", f"--workdir={folder}/run", *args]
     command += [f"--config.data.store={folder}/data", "--config.data.valid=test"]
-    began = time.perf_counter()
+    started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None
         for line in training.stdout:
             scored = re.search(r"step \d+: .*AUC ([\d.]+)", line)
             if scored:
-                epochs.append(Epoch(time.perf_counter() - began, float(scored[1])))
+                epochs.append(Epoch(time.perf_counter() - started, float(scored[1])))
                 if epochs[-1].auc >= target:
                     training.terminate()
                     training.communicate()

@@ -413,10 +413,10 @@ def measured(maker: str, case: Case, args: argparse.Namespace) -> list[float]:
     for _ in range(3):
         next(running)
     for _ in range(args.rounds):
-        began, steps = time.perf_counter(), 0
-        while time.perf_counter() - began < args.seconds:
+        started, steps = time.perf_counter(), 0
+        while time.perf_counter() - started < args.seconds:
             steps += next(running)
-        rates.append(steps / (time.perf_counter() - began))
+        rates.append(steps / (time.perf_counter() - started))
     return rates
 
 

@@ -41,10 +41,10 @@ def run_day(chain: daily.Chain, day: int) -> dict[str, Any]:
     """Runs a day and returns its state with the seconds of its preparation."""
     path = chain.folder / "days" / f"{generate.day_name(day)}.json"
     if not path.exists():
-        began = time.perf_counter()
+        started = time.perf_counter()
         if not chain.is_done(day):
             daily.prepare(chain, day)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         daily.run_day(chain, day)
         path.parent.mkdir(parents=True, exist_ok=True)
         json_files.write(path, table_state(chain, day) | {"prepare_seconds": seconds})

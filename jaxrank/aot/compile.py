@@ -187,12 +187,12 @@ def _compiled(
     execution = meshes.bytes_on_device(
         executions, jax.tree.map(lambda _: meshes.example_sharding(program.mesh, 1), executions)
     )
-    began = time.monotonic()
+    started = time.monotonic()
     count = jax.ShapeDtypeStruct((), "int32")
     step, compiler_error, temporaries = _attempt(
         program.train, program.state_shape, executions, count
     )
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     text = step.as_text() if step else ""
     evaluation, waiting = _evaluation(program, eval_batch_size)
     batches = (2 + AHEAD) * execution

@@ -29,11 +29,11 @@ class _Watch:
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            began = time.perf_counter()
+            started = time.perf_counter()
             try:
                 return function(*args)
             finally:
-                self.seconds[name] += time.perf_counter() - began
+                self.seconds[name] += time.perf_counter() - started
 
         return call
 
@@ -139,10 +139,10 @@ def _one_thread() -> Iterator[None]:
 def _decompress(files: Sequence[Any], seconds: float) -> float:
     """Measures the seconds per example to decode a block, without reading the file."""
     watch, rows, size = _Watch(), 0, 0
-    began = time.perf_counter()
+    started = time.perf_counter()
     for batch in _blocks(files, watch):
         rows, size = rows + batch.num_rows, size + batch.nbytes
-        if time.perf_counter() - began >= seconds:
+        if time.perf_counter() - started >= seconds:
             break
     if watch.bytes >= size:  # the file is not compressed
         return 0.0

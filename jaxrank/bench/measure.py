@@ -143,10 +143,10 @@ def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> 
     """Measures the rate of `next`, after `warm` calls."""
     for _ in range(warm):
         next(batches)
-    began = time.perf_counter()
+    started = time.perf_counter()
     for executions in itertools.count(1):
         next(batches)
-        took = time.perf_counter() - began
+        took = time.perf_counter() - started
         if took >= seconds:
             return executions / took
     raise AssertionError
@@ -168,12 +168,12 @@ class Clock:
     def __init__(self, warm: int, seconds: float):
         self._warm, self._seconds = warm, seconds
         self._executions = 0
-        self._began = self._now = 0.0
+        self._started = self._now = 0.0
         self._before: StepMetrics | None = None
 
     @property
     def executions_per_second(self) -> float:
-        return (self._executions - self._warm) / (self._now - self._began)
+        return (self._executions - self._warm) / (self._now - self._started)
 
     def record_later(self, step: int, count: int, metrics: StepMetrics) -> None:
         # Like the recorder, the host waits for the previous execution while this one is in the
@@ -182,10 +182,10 @@ class Clock:
         self._before, self._now = metrics, time.perf_counter()
         self._executions += 1
         if self._executions == self._warm:
-            self._began = self._now
+            self._started = self._now
 
     def continues(self, step: int) -> bool:
-        return self._executions <= self._warm or self._now - self._began < self._seconds
+        return self._executions <= self._warm or self._now - self._started < self._seconds
 
     def save_is_due(self) -> bool:
         return False

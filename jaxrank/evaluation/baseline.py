@@ -140,7 +140,7 @@ def fit(train: Split, valid: Split, schema: Schema) -> Baseline:
         InputError: no task is binary, or scikit-learn is not installed.
     """
     check_installed()
-    began = time.perf_counter()
+    started = time.perf_counter()
     tasks = {task.name: i for i, task in enumerate(schema.tasks) if task.kind == "binary"}
     if not tasks:
         raise InputError(
@@ -162,7 +162,7 @@ def fit(train: Split, valid: Split, schema: Schema) -> Baseline:
                 break
             metrics[name], strengths[name] = scores, strength
     kind = "one-hot" if features.is_exact else "hashed"
-    return Baseline(metrics, kind, features.distinct, strengths, time.perf_counter() - began)
+    return Baseline(metrics, kind, features.distinct, strengths, time.perf_counter() - started)
 
 
 def _stacked(split: Split, features: _Features) -> Any:

@@ -284,10 +284,10 @@ def evaluate(
     Raises:
         InputError: workdir, checkpoint, column or data are absent or do not match.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
     evaluation, _ = evaluate_opened(run, checkpoint, run.groups(by), run.clusters())
-    return evaluation._replace(seconds=time.perf_counter() - began)
+    return evaluation._replace(seconds=time.perf_counter() - started)
 
 
 def evaluate_opened(
@@ -297,7 +297,7 @@ def evaluate_opened(
     clusters: slices.Clusters | None,
 ) -> tuple[Evaluation, scoring.Scored]:
     """Scores one checkpoint. Returns the result of `evaluate`, and the scores of all examples."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     scoring.check_labelled(run.split)
     step, weights = run.checkpoints.read(checkpoint, run.weights)
     scores = scoring.evaluate(run.predictor, weights, run.split, run.batch_size, groups, clusters)
@@ -306,7 +306,7 @@ def evaluate_opened(
     evaluation = Evaluation(
         step=step,
         examples_per_second=scores.rows / scores.seconds,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - started,
         metrics=scores.metrics,
         best_possible=reference.best_possible,
         constant=reference.constant,
@@ -335,12 +335,12 @@ def predict(
 
     See `evaluate` and `score.write_predictions` for arguments and errors.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     scoring.check_output(output)
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
     step, (weights, worse) = run.checkpoints.read(
         checkpoint, lambda step: (run.weights(step), run.checkpoints.worse_than_constant(step))
     )
     rows = scoring.write_predictions(run.predictor, weights, run.split, run.batch_size, output)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     return Prediction(rows, output, step, seconds, run.checkpoints.directory(step), worse)

@@ -106,7 +106,7 @@ def export_bundle(
         RunError: as `write.export`; or predictions differ from the trained program.
     """
     check_packages("--format=bundle")
-    began = time.perf_counter()
+    started = time.perf_counter()
     base = open_base(since, tables) if since else None
     source = open_source(workdir, checkpoint, data)
     run = source.run
@@ -152,7 +152,7 @@ def export_bundle(
         latency_ms=checked.latency_ms,
         rounding=checked.rounding,
         delta=delta,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - started,
         checkpoint=source.path,
         worse_than_constant=source.worse_than_constant,
     )

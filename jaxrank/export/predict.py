@@ -77,7 +77,7 @@ def predict_bundle(
     from jaxrank_serving import BundleError, Scorer
     from jaxrank_serving.bundle import open_bundle
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     path = check_output(output)
     key = read_key(hash_key_file) if hash_key_file else None
     try:
@@ -113,7 +113,7 @@ def predict_bundle(
 
     results, stored = itertools.tee(scored())
     rows = write_table((r for r, _ in results), (pieces for _, pieces in stored), tasks, path)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     return BundlePrediction(rows, output, bundle, opened.version, not missing, seconds)
 
 

@@ -128,7 +128,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
             exists.
         RunError: the output cannot be written, or another process is writing it.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     source = open_source(workdir, checkpoint, data)
     run, layout, stored, store = source.run, source.layout, source.stored, source.store
     description = {"checkpoint": source.path, "step": source.step}
@@ -152,7 +152,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         tables=len(run.schema.tables),
         rows=sum(table.rows for table in run.schema.tables),
         parameters=parameters,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - started,
         checkpoint=source.path,
         worse_than_constant=source.worse_than_constant,
     )

@@ -121,13 +121,13 @@ def _functions(
 
 def _run(name: str, function: Callable[[], Verdict]) -> Check:
     """Runs a check. An error of the model is a finding."""
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         verdict = function()
     except Exception as error:  # of any kind: it is the user's program
         name = _violated_property(error) or name
         verdict = Verdict(FAIL, _described(error), _ADVICE.get(name, ""))
-    return Check(name, *verdict, seconds=time.monotonic() - began)
+    return Check(name, *verdict, seconds=time.monotonic() - started)
 
 
 _ADVICE = {

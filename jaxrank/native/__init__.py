@@ -53,7 +53,7 @@ def _loaded() -> tuple[str, set[str]]:
     """Returns (the reason why nothing is available, the names of available libraries)."""
     if os.environ.get("JAXRANK_NATIVE") == "0":
         return "JAXRANK_NATIVE is 0", set()
-    began = time.perf_counter()
+    started = time.perf_counter()
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             libraries = dict(zip(_FUNCTIONS, pool.map(_library, _FUNCTIONS), strict=True))
@@ -63,7 +63,7 @@ def _loaded() -> tuple[str, set[str]]:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return f"the C++ code could not be compiled or loaded: {error}", set()
     finally:
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         monitoring.record_event_duration_secs("/jaxrank/compile/native", seconds)
 
 

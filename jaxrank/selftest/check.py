@@ -52,9 +52,9 @@ class Verdict(NamedTuple):
     advice: str = ""
 
 
-def passes(holds: bool, finding: str, advice: str) -> Verdict:
+def passes(condition: bool, finding: str, advice: str) -> Verdict:
     """Returns a verdict that has the advice only if the check fails."""
-    return Verdict(PASS, finding) if holds else Verdict(FAIL, finding, advice)
+    return Verdict(PASS, finding) if condition else Verdict(FAIL, finding, advice)
 
 
 def run(name: str, function: Callable[[], Verdict], advice: str) -> Check:
@@ -63,7 +63,7 @@ def run(name: str, function: Callable[[], Verdict], advice: str) -> Check:
     Args:
         advice: what to do if the function raises.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         verdict = function()
     # Every error is a finding about this machine, whatever library raises it.
@@ -76,4 +76,4 @@ def run(name: str, function: Callable[[], Verdict], advice: str) -> Check:
     status, finding, advice = verdicts[first]
     if first:
         finding = f"process {first}: {finding}"
-    return Check(name, status, finding, advice, time.monotonic() - began)
+    return Check(name, status, finding, advice, time.monotonic() - started)

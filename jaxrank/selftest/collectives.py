@@ -151,10 +151,10 @@ def measure(
 
     def timed(local: Any, count: int) -> tuple[Any, float]:
         number = jax.device_put(np.int32(count), replicated)
-        began = time.perf_counter()
+        started = time.perf_counter()
         local, done = run(local, number)
         jax.block_until_ready(done)
-        return local, time.perf_counter() - began
+        return local, time.perf_counter() - started
 
     local, _ = timed(local, 1)  # compiles
     local, took = timed(local, _WARM)

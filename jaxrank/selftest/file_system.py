@@ -43,10 +43,10 @@ def visible(folder: Path) -> Verdict:
     if processes.is_first():
         path.write_text(token)
     token = processes.broadcast_value(token)
-    began = time.monotonic()
-    while (text := _read(path)) != token and time.monotonic() - began < _PATIENCE:
+    started = time.monotonic()
+    while (text := _read(path)) != token and time.monotonic() - started < _PATIENCE:
         time.sleep(0.1)
-    waited = time.monotonic() - began
+    waited = time.monotonic() - started
     count = processes.place()[1]
     processes.wait()
     if text != token:
@@ -173,12 +173,12 @@ def _seconds_until_released(path: Path) -> float:
     with _holder(path, seconds=_RELEASED) as (process, _):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    began = time.monotonic()
-    while time.monotonic() - began < _RELEASED:
+    started = time.monotonic()
+    while time.monotonic() - started < _RELEASED:
         descriptor = hold(path, lambda: os.open(path, os.O_WRONLY))
         if descriptor is not None:
             os.close(descriptor)
-            return time.monotonic() - began
+            return time.monotonic() - started
         time.sleep(0.1)
     return _RELEASED
 
@@ -202,12 +202,12 @@ def space(folder: Path) -> Verdict:
 
 def _write_rate(path: Path) -> float:
     block = os.urandom(2**20)
-    began = time.monotonic()
+    started = time.monotonic()
     with path.open("wb") as file:
         for _ in range(_WRITTEN // len(block)):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     path.unlink()
     return _WRITTEN / seconds

@@ -73,10 +73,10 @@ def _seconds(function: Callable[[Any], None], batches: Iterator[Any], seconds: f
     """
 
     def timed(count: int) -> float:
-        began = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(count):
             function(next(batches))
-        return (time.perf_counter() - began) / count
+        return (time.perf_counter() - started) / count
 
     timed(_WARM)
     rate = max(processes.gather_values(timed(_WARM)))

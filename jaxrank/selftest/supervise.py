@@ -84,7 +84,7 @@ def selftest(
     Raises:
         InputError: the flags of the processes are invalid.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     environment = os.environ | _settings(coordinator, num_processes, process_id)
     checks: dict[str, Check] = {}
     with (
@@ -107,7 +107,7 @@ def selftest(
             checks["resume"] = _resume(supervisor, Path(folder), index, count)
         if folder and count > 1:
             _meet(Path(folder), "end", index, count)  # before process 0 removes the directory
-    return Result(index, _complete(checks), time.monotonic() - began)
+    return Result(index, _complete(checks), time.monotonic() - started)
 
 
 def _settings(

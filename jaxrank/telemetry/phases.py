@@ -29,8 +29,8 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(PHASES, 0.0)
-        self.began = time.perf_counter()
-        self._phase, self._since = PHASES[0], self.began
+        self.started = time.perf_counter()
+        self._phase, self._since = PHASES[0], self.started
         # Disjoint (start, end) of compilation since `_since`, in order.
         self._compiled: list[tuple[float, float]] = []
         self._thread = threading.get_ident()

@@ -58,9 +58,9 @@ class Recorder:
         on_nonfinite: str,
         max_skipped_steps: int,
         checkpoint: str = "",
-        began: float,
+        started: float,
     ):
-        self._began: float | None = began
+        self._started: float | None = started
         self._report = report
         self._last = last
         self._on_nonfinite, self._max_skipped_steps = on_nonfinite, max_skipped_steps
@@ -117,10 +117,10 @@ class Recorder:
 
     def _record(self, step: int, steps: int, metrics: StepMetrics) -> None:
         metrics = jax.tree.map(lambda x: x[:steps], jax.device_get(metrics))
-        if self._began is not None:
-            seconds = time.perf_counter() - self._began
+        if self._started is not None:
+            seconds = time.perf_counter() - self._started
             self._report(f"First step {seconds:.1f} s after the start")
-            self._began = None
+            self._started = None
         self._count(steps)
         for i in range(steps):
             number = step - steps + i + 1

@@ -64,14 +64,14 @@ class Writer:
         start_step: int,
         *,
         kinds: Sequence[str] = KINDS,
-        began: float | None = None,
+        started: float | None = None,
     ) -> None:
         folder = Path(workdir)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         self._runs = {kind: _Scalars() for kind in kinds}
-        self._began = time.perf_counter() if began is None else began
-        self._began -= _truncate(path, start_step, self._runs)
+        self._started = time.perf_counter() if started is None else started
+        self._started -= _truncate(path, start_step, self._runs)
         self._file = path.open("a", encoding="utf-8")
         self._start_step = start_step
         for kind, run in self._runs.items():
@@ -96,7 +96,7 @@ class Writer:
             raise ValueError(f"values cannot be called {names}: found {sorted(values)}.")
         now = time.time()
         labels: dict[str, Any] = {"kind": kind, "day": day} if day else {"kind": kind}
-        labels["seconds"] = round(time.perf_counter() - self._began, 3)
+        labels["seconds"] = round(time.perf_counter() - self._started, 3)
         self._pending.append((now, int(step), labels, json_files.plain(values)))
         if len(self._pending) >= FLUSH_RECORDS or now - self._flushed >= FLUSH_SECONDS:
             self.flush()
@@ -253,7 +253,7 @@ def open_writer(
     start_step: int,
     *,
     kinds: Sequence[str] = KINDS,
-    began: float | None = None,
+    started: float | None = None,
 ) -> Writer:
     """Opens a `Writer` in process 0 and a no-op writer in the others.
 
@@ -263,7 +263,7 @@ def open_writer(
     with processes.together():
         if not processes.is_first():
             return _Nowhere()
-        return Writer(workdir, start_step, kinds=kinds, began=began)
+        return Writer(workdir, start_step, kinds=kinds, started=started)
 
 
 def _open_events(folder: Path, start_step: int) -> EventsWriter:

@@ -51,8 +51,8 @@ def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
             if is_empty(value):
                 ids.reject(i, "a list without empty ids")
     weights = None if weighing is None else _weights(ids, weighing, kind)
-    over = overlong(entry, lengths, cells.is_context)
-    if not over.any():
+    overlong = overlong(entry, lengths, cells.is_context)
+    if not overlong.any():
         return Lists(ids, lengths, weights, 0, 0)
     position = positions(lengths)
     if entry.keep == "last":
@@ -74,12 +74,12 @@ def overlong(entry: Ragged, lengths: np.ndarray, is_context: bool) -> np.ndarray
     Raises:
         RequestError: there is one, and the feature rejects it.
     """
-    over = (lengths > entry.max_length) & (entry.max_length > 0)
-    if entry.on_overlong == "error" and over.any():
-        i = int(np.flatnonzero(over)[0])
+    overlong = (lengths > entry.max_length) & (entry.max_length > 0)
+    if entry.on_overlong == "error" and overlong.any():
+        i = int(np.flatnonzero(overlong)[0])
         must = f"a list of at most max_length={entry.max_length} ids"
         raise RequestError(entry.name, None if is_context else i, must, str(lengths[i]))
-    return over
+    return overlong
 
 
 def combiner_factors(combiner: str, lengths: np.ndarray, weights: np.ndarray | None) -> np.ndarray:

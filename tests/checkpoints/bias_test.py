@@ -53,7 +53,9 @@ def older(request, store, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("prediction_weights", "_training_state"):
             original = getattr(manager, name)
-            patch.setattr(manager, name, lambda s, of=original: drop_fields(of(s), lacking))
+            patch.setattr(
+                manager, name, lambda s, original=original: drop_fields(original(s), lacking)
+            )
         c = older_config(store, lacking, num_steps=8, ema_decay=decay)
         train(c, folder / "run", report=nothing)
     sums = Checkpoints(folder / "run", read_only=True).saved_checksums(8)

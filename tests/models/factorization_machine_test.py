@@ -31,8 +31,8 @@ def build(**fields):
     return models.build(tasks=TASKS, name="factorization_machine", **fields)
 
 
-def random_params(model, of):
-    params, _ = model.init(jax.random.key(0), of)
+def random_params(model, params_input):
+    params, _ = model.init(jax.random.key(0), params_input)
     rng = np.random.default_rng(1)
     return {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
 

@@ -267,10 +267,10 @@ def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_
     more = {"bias": None, "x0": jnp.asarray(floats(600, 70, seed=2)), "past": None}
     more[name] = jnp.ones((70,) if name == "bias" else (600, 70), jnp.bfloat16)
     y, _ = jax.jit(lambda: layer(x, kernel, more.pop("bias"), "highest", "cross", **more))()
-    of = {name: 0 if a is None else np.asarray(a, np.float64) for name, a in more.items()}
-    past = x if more["past"] is None else of["past"]
+    arrays = {name: 0 if a is None else np.asarray(a, np.float64) for name, a in more.items()}
+    past = x if more["past"] is None else arrays["past"]
     bias = 1.0 if name == "bias" else 0.0
-    expected = of["x0"] * (x.astype(np.float64) @ kernel + bias) + past
+    expected = arrays["x0"] * (x.astype(np.float64) @ kernel + bias) + past
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -40,10 +40,10 @@ def _train(store, workdir, connection):
 
 def started(context, store, workdir):
     """A process that has begun to train, or that ended because nothing was left to train."""
-    local, its = context.Pipe(duplex=False)
-    process = context.Process(target=_train, args=(str(store), str(workdir), its))
+    local, remote = context.Pipe(duplex=False)
+    process = context.Process(target=_train, args=(str(store), str(workdir), remote))
     process.start()
-    its.close()
+    remote.close()
     assert local.poll(120)
     with contextlib.suppress(EOFError):  # killed between its last checkpoint and its end
         local.recv()

@@ -24,7 +24,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def shared_programs(_programs, monkeypatch):
-    """Shares programs in single tests, because the first test below counts those of its runs."""
+    """Shares programs per test, because the first test below counts the programs of its runs."""
     share_programs(monkeypatch, _programs)
 
 

@@ -145,7 +145,8 @@ def test_target_attention_learns_what_the_mean_cannot(tmp_path):
             prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "data", report=nothing)
         result = train(c, tmp_path / pool, report=nothing)
         model, best, constant = (
-            of["click"]["logloss"] for of in (result.metrics, result.best_possible, result.constant)
+            metrics["click"]["logloss"]
+            for metrics in (result.metrics, result.best_possible, result.constant)
         )
         closed[pool] = (constant - model) / (constant - best)
     assert closed["target_attention"] > 0.85

@@ -42,7 +42,7 @@ def test_each_second_belongs_to_one_phase_and_compilation_to_its_own(clock):
             "evaluation": 6.5,
             "saving": 0.25,
         }
-    assert timer.began == 100.0
+    assert timer.started == 100.0
     clock[0] += 1.0
     compiled(1.0)  # no longer its own
     assert timer.seconds()["compilation"] == 8.5

@@ -91,12 +91,12 @@ def test_a_resumed_run_leaves_each_step_once(tmp_path):
 def test_the_time_of_a_resumed_run_continues_without_the_pause(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(writers.time, "perf_counter", lambda: now[0])
-    with Writer(tmp_path, start_step=0, began=990.0) as writer:
+    with Writer(tmp_path, start_step=0, started=990.0) as writer:
         for step in (1, 2, 3):
             now[0] += 5.0
             writer.write(step, {"loss": 1.0})
     now[0] = 77.0  # another program
-    with Writer(tmp_path, start_step=2, began=70.0) as writer:
+    with Writer(tmp_path, start_step=2, started=70.0) as writer:
         writer.write(3, {"loss": 1.0})
     assert [r["seconds"] for r in records(tmp_path, None)] == [15.0, 20.0, 27.0]
 
@@ -107,7 +107,7 @@ def test_records_of_a_version_without_times_stay_and_time_starts_at_zero(tmp_pat
     (tmp_path / "metrics.jsonl").write_text(line)
     folder = tmp_path / "tensorboard"
     writers._open_events(folder, 0).close()  # of the only run of that version
-    with Writer(tmp_path, start_step=1, began=6.0) as writer:
+    with Writer(tmp_path, start_step=1, started=6.0) as writer:
         writer.write(2, {"loss": 1.0})
     assert (tmp_path / "metrics.jsonl").read_text().startswith(line)
     assert [r.get("seconds") for r in records(tmp_path, None)] == [None, 2.0]

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 def started(old, config, workdir, lines=None):
     """Starts a run from the run in `old`, and returns it with its first state."""
     job = build(config, workdir, nothing)
-    tell = nothing if lines is None else lines.append
-    state = warm_start.start(job, str(old), tell)
+    report = nothing if lines is None else lines.append
+    state = warm_start.start(job, str(old), report)
     job.batches.close()
     return job, state
 
@@ -97,15 +97,17 @@ def test_rows_and_slots_go_with_their_values(tmp_path, row_optimizer, before, af
     untouched = job.program.init()
     carried = 0
     for kind in ("rows", "average", *SLOTS[row_optimizer]):
-        was, fresh, result = (
+        previous, fresh, result = (
             rows_by_value(*x, kind) for x in ((old_job, old_state), (job, untouched), (job, state))
         )
         for table, rows in result.items():
             for value, row in rows.items():
-                expected = was[table].get(value, fresh[table][value])
+                expected = previous[table].get(value, fresh[table][value])
                 np.testing.assert_array_equal(row, expected, err_msg=f"{kind} {table} {value}")
-                carried += value in was[table]
-            assert set(rows) != set(was[table]) or table != "user"  # there are rows of each kind
+                carried += value in previous[table]
+            assert (
+                set(rows) != set(previous[table]) or table != "user"
+            )  # there are rows of each kind
     each = carried // (2 + len(SLOTS[row_optimizer]))
     assert f"{each:,} copied" in lines[0]
 
@@ -171,9 +173,9 @@ def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypa
     assert any(length % 3 for length in pieces)
     assert not any(len(piece) % 3 for _, piece in arrays.pieces("rows.dim300", 3))
     job, state = started(tmp_path / "run", c, tmp_path / "next")
-    was, result = (rows_by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
-    assert list(was) == list(result)
-    np.testing.assert_array_equal(list(was.values()), list(result.values()))
+    previous, result = (rows_by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
+    assert list(previous) == list(result)
+    np.testing.assert_array_equal(list(previous.values()), list(result.values()))
 
 
 MODELS = {
@@ -328,8 +330,8 @@ def test_an_average_resumes_under_another_rule_of_tables(first, tmp_path, row_op
     moved = averaged(job.program.step_spec, after, np.zeros(1, bool), np.int32(1))
     keep = (1 + 17) / (10 + 17)  # after 16 earlier steps and one
     jax.tree.map(
-        lambda new, was, changed: np.testing.assert_allclose(
-            new, keep * was + (1 - keep) * changed, rtol=1e-4, atol=1e-6
+        lambda new, previous, changed: np.testing.assert_allclose(
+            new, keep * previous + (1 - keep) * changed, rtol=1e-4, atol=1e-6
         ),
         moved.average.params,
         state.average.params,

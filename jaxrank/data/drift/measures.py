@@ -179,8 +179,8 @@ def _mapped(
     if old == new or old.encoding == "integer":
         return counts, 0
     if old.encoding != "vocabulary":
-        what = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
-        return f"its {what} differ, so its ids cannot be compared"
+        differing = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
+        return f"its {differing} differ, so its ids cannot be compared"
     if is_folded:
         return f"{folded_note()}, and its vocabularies differ, so its ids cannot be compared"
     row = pc.index_in(sides[1].values(new.name), value_set=sides[0].values(old.name))

@@ -62,9 +62,9 @@ class Preparation:
         """Runs a pass over the training split, if anything must be fitted."""
         if not self._settings.wanted.any:
             return earlier
-        began = time.perf_counter()
+        started = time.perf_counter()
         fit_state = self._fit_state(TRAIN, self._settings)
-        self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, began)}")
+        self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, started)}")
         fitted = fit_state.fitted(earlier)
         if earlier.vocabularies:
             for line in statistics_report.vocabulary_lines(fitted.changes):
@@ -97,7 +97,7 @@ class Preparation:
             )
         rejected: list[str] = []
         for split in self._data.splits:
-            began = time.perf_counter()
+            started = time.perf_counter()
             units = self._units[split]
             state = fitted._replace(as_of=self._snapshot_time(split)).to_state()
             learned_json = json_files.to_text(state, sort_keys=True)
@@ -112,7 +112,7 @@ class Preparation:
                 raise InputError(
                     f"source: the split {split!r} must have at least one row: found none."
                 )
-            self._report(f"{split}: {_speed(rows, began)}")
+            self._report(f"{split}: {_speed(rows, started)}")
             self._report_split(split, totals)
         if rejected:
             self._writer.write_rejected(rejected)
@@ -158,6 +158,6 @@ class Preparation:
             self._report(line)
 
 
-def _speed(rows: int, began: float) -> str:
-    seconds = time.perf_counter() - began
+def _speed(rows: int, started: float) -> str:
+    seconds = time.perf_counter() - started
     return f"{rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s"

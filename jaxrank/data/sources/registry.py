@@ -79,8 +79,8 @@ class Csv(Files):
         differ = len(set(self.columns)) == len(self.columns) and "" not in self.columns
         require(differ, f"{where}.columns", "names, each once", self.columns)
         delimiter, place = self.delimiter, f"{where}.delimiter"
-        holds = bool(re.fullmatch(r"[\x01-\x7f]", delimiter, re.DOTALL))
-        require(holds, place, "one ASCII character", delimiter)
+        condition = bool(re.fullmatch(r"[\x01-\x7f]", delimiter, re.DOTALL))
+        require(condition, place, "one ASCII character", delimiter)
         must = "neither a quote nor the end of a line"
         require(delimiter not in '"\r\n', place, must, delimiter)
         self._check_null_values(f"{where}.null_values")
@@ -96,8 +96,8 @@ class Csv(Files):
                 f" characters: found {len(values)}, the longest of {len(longest)}."
             )
         for value in values:
-            holds = not re.search("[\n\ud800-\udfff]", value)
-            require(holds, place, "texts in UTF-8, on one line", value)
+            condition = not re.search("[\n\ud800-\udfff]", value)
+            require(condition, place, "texts in UTF-8, on one line", value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,13 +55,13 @@ class DerivedSpec:
         require(bool(self.name), f"{where}.name", "the name of a column", self.name)
         least, most = _INPUTS[self.kind]
         must = f"{least} columns" if least == most else f"{least} or {most} columns"
-        holds = least <= len(self.columns) <= most
-        require(holds, f"{where}.columns", f"{must} (kind={self.kind!r})", self.columns)
+        condition = least <= len(self.columns) <= most
+        require(condition, f"{where}.columns", f"{must} (kind={self.kind!r})", self.columns)
         if self.kind == "bucket":
             with np.errstate(over="ignore", invalid="ignore"):
                 steps = np.diff(np.array(self.boundaries, np.float32))
-            holds = bool(self.boundaries) and bool((steps > 0).all())
-            require(holds, f"{where}.boundaries", "rising, as float32", self.boundaries)
+            condition = bool(self.boundaries) and bool((steps > 0).all())
+            require(condition, f"{where}.boundaries", "rising, as float32", self.boundaries)
         if self.zone != "UTC":
             self._check_zone(where)
 

@@ -135,13 +135,13 @@ class TaskSpec:
         must = "the name of a column, unless `time` is"
         require(bool(self.label or self.time), f"{where}.label", must, self.label)
         must = "1 where negative_rate_column gives the rate"
-        holds = self.negative_rate == 1 or not self.negative_rate_column
-        require(holds, f"{where}.negative_rate", must, self.negative_rate)
+        condition = self.negative_rate == 1 or not self.negative_rate_column
+        require(condition, f"{where}.negative_rate", must, self.negative_rate)
         hours = self.window_hours
-        holds, must = hours == 0, "0 where the task has no `time`"
+        condition, must = hours == 0, "0 where the task has no `time`"
         if self.time:
-            holds, must = hours > 0, "above 0 where the task has a `time`"
-        require(holds, f"{where}.window_hours", must, hours)
+            condition, must = hours > 0, "above 0 where the task has a `time`"
+        require(condition, f"{where}.window_hours", must, hours)
 
     @property
     def is_sampled(self) -> bool:
@@ -260,14 +260,17 @@ class CategoricalSpec:
 
     def _check_buckets(self, where: str) -> None:
         buckets = self.buckets
-        holds, must = 2 <= buckets <= _MAX_BUCKETS, f"from 2 to {_MAX_BUCKETS} without `boundaries`"
+        condition, must = (
+            2 <= buckets <= _MAX_BUCKETS,
+            f"from 2 to {_MAX_BUCKETS} without `boundaries`",
+        )
         if self.boundaries:
             with np.errstate(over="ignore", invalid="ignore"):
                 steps = np.diff(np.array(self.boundaries, np.float32))
             rising = bool((steps > 0).all())
             require(rising, f"{where}.boundaries", "rising, as float32", self.boundaries)
-            holds, must = buckets == 0, "0 where `boundaries` are given"
-        require(holds, f"{where}.buckets", must, buckets)
+            condition, must = buckets == 0, "0 where `boundaries` are given"
+        require(condition, f"{where}.buckets", must, buckets)
 
     @property
     def name(self) -> str:
@@ -350,11 +353,14 @@ class RaggedSpec:
 
     def check(self, where: str) -> None:
         _check_table(self, where)
-        holds = self.combiner != "none" or self.max_length >= 1
+        condition = self.combiner != "none" or self.max_length >= 1
         must = "1 or more with combiner='none', because each id of a list has a position"
-        require(holds, f"{where}.max_length", must, self.max_length)
-        holds, must = not (self.weights and self.weight_separator), "empty where `weights` is set"
-        require(holds, f"{where}.weight_separator", must, self.weight_separator)
+        require(condition, f"{where}.max_length", must, self.max_length)
+        condition, must = (
+            not (self.weights and self.weight_separator),
+            "empty where `weights` is set",
+        )
+        require(condition, f"{where}.weight_separator", must, self.weight_separator)
         differ = not self.weight_separator or self.weight_separator != self.separator
         require(differ, f"{where}.weight_separator", "another than `separator`", self.separator)
 

@@ -107,8 +107,8 @@ class Arguments:
         )
         least = self.history_categories
         must = f"0, or at least history_categories={least}"
-        holds = self.history_items == 0 or self.history_items >= least
-        require(holds, f"{where}.history_items", must, self.history_items)
+        condition = self.history_items == 0 or self.history_items >= least
+        require(condition, f"{where}.history_items", must, self.history_items)
         for name in ("drift", "delay_hours"):
             value = getattr(self, name)
             require(some or not value, f"{where}.{name}", "0 without days", value)

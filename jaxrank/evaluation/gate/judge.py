@@ -81,7 +81,7 @@ def judge(
         InputError: a condition is invalid (before anything is read), or as in `evaluate.evaluate`
             and `compare.compare`.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     conditions = parse_all(fail_if, has_other=bool(against))
     if against and Path(against).resolve() == Path(workdir).resolve():
         raise InputError(f"--against: must name another run than --workdir: found {against}.")
@@ -101,7 +101,7 @@ def judge(
         scored.insert(0, compare.score(against, other))
         compare.check_rows(*scored)
     comparison = compare.compare_scored(scored, groups, clusters, simultaneous=True)
-    evaluation = evaluation._replace(seconds=time.perf_counter() - began)
+    evaluation = evaluation._replace(seconds=time.perf_counter() - started)
     return Gate(evaluation, comparison, [_verdict(c, comparison) for c in conditions])
 
 

@@ -126,7 +126,7 @@ class Executor:
                 done.put(error)
 
         results: dict[str, RunResult] = {}
-        began, caught = time.monotonic(), Caught(_APART_SECONDS)
+        started, caught = time.monotonic(), Caught(_APART_SECONDS)
         caught.listen()
         try:
             for _ in range(min(self._jobs, len(specs))):
@@ -134,7 +134,7 @@ class Executor:
             for number in range(1, len(specs) + 1):
                 result = _wait_result(done, caught)
                 results[result.spec.name] = result
-                left = (time.monotonic() - began) / number * (len(specs) - number)
+                left = (time.monotonic() - started) / number * (len(specs) - number)
                 self._report(_progress(result, number, len(specs), left))
         finally:
             caught.close()
@@ -143,7 +143,7 @@ class Executor:
     def _executed(self, spec: RunSpec) -> RunResult:
         """Executes a run in a worker process."""
         path, worker = self._directories.path(spec), self._take(spec.devices)
-        began = time.monotonic()
+        started = time.monotonic()
         if worker.execute(path):
             self._idle.append(worker)
         elif self._is_closed:  # the study has been stopped, and nobody waits for the run
@@ -152,7 +152,9 @@ class Executor:
                 " executes the run again."
             )
         else:
-            json_files.write(path / RESULT, _crash(path, worker.close(), time.monotonic() - began))
+            json_files.write(
+                path / RESULT, _crash(path, worker.close(), time.monotonic() - started)
+            )
         return self._directories.read(spec)
 
     def _take(self, devices: int) -> _Worker:

@@ -136,9 +136,9 @@ class _Pushes:
 
     def rate(self) -> float:
         """Returns examples/s after the first execution; 0 if there is only one."""
-        (first, began), (last, ended) = self._times[0], self._times[-1]
+        (first, started), (last, ended) = self._times[0], self._times[-1]
         examples = (last - first) * self._run.program.shape.batch_size
-        return examples / (ended - began) if last > first else 0.0
+        return examples / (ended - started) if last > first else 0.0
 
     def _parts(self, first: int, pulls: int, size: int) -> list[tuple[int, int]]:
         """Returns the (start, stop) of an execution's pushes, divided where an average is due."""

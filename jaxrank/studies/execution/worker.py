@@ -68,14 +68,14 @@ def execute(path: Path, kinds: Mapping[str, Kind]) -> dict[str, Any]:
             shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
     inputs = record["inputs"]
     run = RunInput(json_files.read(path / CONFIG), record["store"], inputs["settings"], path)
-    began = time.monotonic()
+    started = time.monotonic()
     result: dict[str, Any] = {"status": "done"}
     try:
         result |= kinds[inputs["kind"]](run)
     except Exception as error:
         traceback.print_exc()
         result |= {"status": "failed", "error": str(error) or type(error).__name__}
-    result.setdefault("seconds", time.monotonic() - began)
+    result.setdefault("seconds", time.monotonic() - started)
     sys.stdout.flush()
     sys.stderr.flush()
     return result

@@ -53,12 +53,12 @@ def test_a_file_that_is_replaced_meanwhile_ends_the_preparation(
     module, function = dict(fitted=(fit_unit, "fit"), encoded=(encode_unit, "encode"))[when]
     real = getattr(module, function)
 
-    def replaced(of, unit, *rest):
+    def replaced(original, unit, *rest):
         if unit.index == 1 and not text:
             Path(train[1]).unlink()
         elif unit.index == 1:
             Path(train[1]).write_text(text + Path(train[1]).read_text().partition("\n")[2])
-        return real(of, unit, *rest)
+        return real(original, unit, *rest)
 
     monkeypatch.setattr(module, function, replaced)
     with pytest.raises(RunError, match=r"1.csv: must .*until it has been prepared"):

@@ -175,10 +175,10 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
     inputs["index"] = np.where(is_id & (inputs["index"] == 9), 8, inputs["index"])
     first = run(arrays, inputs)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(first))
-    behind = dict(local_row=5, index=9, scale=np.nan, learning_rate=np.nan)
+    after_end = dict(local_row=5, index=9, scale=np.nan, learning_rate=np.nan)
     other = inputs | {
         name: np.where(is_id, inputs[name], value).astype(inputs[name].dtype)
-        for name, value in behind.items()
+        for name, value in after_end.items()
     }
     for again in (inputs, other):
         jax.tree.map(np.testing.assert_array_equal, run(arrays, again), first)
