@@ -73,8 +73,8 @@ def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
         kinds = [schema.tasks[names.index(name)].kind for name in (task, parent)]
         if kinds != ["binary", "binary"]:
             raise InputError(
-                f"model.parents: {task!r} and {parent!r} must be binary tasks, as no other has a"
-                f" probability: they are of kinds {kinds}."
+                f"model.parents: {task!r} and {parent!r} must be binary tasks, because only"
+                f" these have a probability: found the kinds {kinds}."
             )
     return check_parents(parents if max(parents) >= 0 else (), len(names))
 
@@ -205,7 +205,7 @@ def _task_weights(config: ConfigDict, tasks: int) -> tuple[float, ...]:
     weights = tuple(config.task_weights) or (1.0,) * tasks
     if len(weights) != tasks:
         raise InputError(
-            f"task_weights must have one number per task: found {weights}, {tasks} tasks."
+            f"task_weights: must have one number per task: found {weights}, {tasks} tasks."
         )
     return weights
 
@@ -226,15 +226,15 @@ def watched_metric(config: ConfigDict, schema: Schema) -> str:
     tasks = trained_tasks(config, schema)
     if not tasks:
         raise InputError(
-            "task_weights must have a number above 0: found"
-            f" {tuple(config.task_weights)}, with which nothing is trained."
+            "task_weights: must have a number above 0, so that a task is trained: found"
+            f" {tuple(config.task_weights)}."
         )
     name = check_metric(schema.tasks, config.eval.metric or check_metric(tasks, ""))
     if monitored_tasks(schema.tasks, name) != (name.rpartition("/")[0],):
         return check_metric(tasks, name)  # a mean is over the tasks that are trained
     if name.rpartition("/")[0] in idle:
         raise InputError(
-            f"eval.metric must be of a task that is trained: found {name!r}, whose weight in"
+            f"eval.metric: must be of a task that is trained: found {name!r}, whose weight in"
             f" task_weights {tuple(config.task_weights)} is 0."
         )
     return name

@@ -24,7 +24,7 @@ def _check_picture(path: Path) -> None:
     from jaxrank.data.files import check_parent
 
     if path.is_dir():
-        raise InputError(f"--picture: {path} must be a file: it is a directory.")
+        raise InputError(f"--picture: {path} must be a file: found a directory.")
     check_parent(path, "--picture")
 
 
@@ -148,13 +148,13 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
     if (args.devices is None) == (not args.topology):
         raise InputError(
-            "one of --devices and --topology must be given: found"
+            "--devices, --topology: one of them must be given: found"
             f" --devices={args.devices}, --topology={args.topology!r}."
         )
     if not args.topology and not args.memory:
-        raise InputError("--memory of a device must be given with --devices: found none.")
+        raise InputError("--memory: must be given with --devices: found none.")
     if args.devices is not None and args.devices < 1:
-        raise InputError(f"--devices must be at least 1: found {args.devices}.")
+        raise InputError(f"--devices: must be at least 1: found {args.devices}.")
     named = topology(args.topology) if args.topology else None
     memory = parse_bytes(args.memory) if args.memory else 0
     machine = Machine(
@@ -178,7 +178,7 @@ def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     names = check_names(args.topology)
     if args.picture and not args.scaling:
         raise InputError(
-            "--picture needs --scaling, whose result it draws: found --picture without it."
+            "--picture: must be used with --scaling, whose result it draws: found no --scaling."
         )
     compiled = list(
         compile_slices(
@@ -261,7 +261,7 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     if args.follow:
         return _follow(args, report)
     if args.every is not None:
-        raise InputError(f"--every needs --follow: found --every={args.every:g} without it.")
+        raise InputError(f"--every: must be used with --follow: found {args.every:g} without it.")
     if args.against or args.fail_if:
         return _gate(args, report)
     result = evaluate(args.workdir, **_which(args), by=args.by)
@@ -292,13 +292,13 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     settings = _which(args)
     if settings.pop("checkpoint") != "newest":
         raise InputError(
-            "--follow scores every checkpoint, so --checkpoint must not be set: found"
-            f" --checkpoint={args.checkpoint}."
+            "--checkpoint: must be used without --follow, which scores every checkpoint: found"
+            f" {args.checkpoint!r} with it."
         )
     for flag in ("by", "against", "fail_if"):
         if value := getattr(args, flag):
             name = f"--{flag.replace('_', '-')}"
-            raise InputError(f"{name} must be used without --follow: found {name}={value}.")
+            raise InputError(f"{name}: must be used without --follow: found {name}={value}.")
     every = {} if args.every is None else {"every_seconds": args.every}
     result = follow(args.workdir, **settings, **every, report=report)
     _progress(args, report)(f"The run has ended; TensorBoard: tensorboard --logdir={result.output}")
@@ -313,9 +313,9 @@ def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     for flag in ("input", "hash_key_file"):
         if value := getattr(args, flag):
             name = flag.replace("_", "-")
-            raise InputError(f"--{name} must be used with --bundle: found {value!r} without it.")
+            raise InputError(f"--{name}: must be used with --bundle: found {value!r} without it.")
     if not args.workdir:
-        raise InputError("--workdir or --bundle must be given: found neither.")
+        raise InputError("--workdir, --bundle: one of them must be given: found neither.")
     result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")
     _report_worse(result.worse_than_constant, result.checkpoint, report)
@@ -331,9 +331,9 @@ def _predict_bundle(args: argparse.Namespace, report: Callable) -> dict[str, Any
     for flag, value in flags.items():
         if value:
             name = flag.replace("_", "-")
-            raise InputError(f"--{name} must be used without --bundle: found {value!r} with it.")
+            raise InputError(f"--{name}: must be used without --bundle: found {value!r} with it.")
     if not args.input:
-        raise InputError("--input must name the raw data that --bundle scores: found none.")
+        raise InputError("--input: must name the raw data that --bundle scores: found none.")
     check_packages("--bundle")
     result = predict_bundle(
         args.bundle,
@@ -353,7 +353,7 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     for flag, default in BUNDLE_FLAGS.items():
         if (value := getattr(args, flag)) != default:
             raise InputError(
-                f"--{flag.replace('_', '-')} must be used with --format=bundle: found {value!r}"
+                f"--{flag.replace('_', '-')}: must be used with --format=bundle: found {value!r}"
                 f" with --format={args.format}. Omit it."
             )
     from jaxrank.export.write import export
@@ -440,7 +440,7 @@ def _page(args: argparse.Namespace) -> Path:
     if output.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--output: must be a file FILE.html: found {args.output}.")
     if output.is_dir():
-        raise InputError(f"--output: {output} must be a file: it is a directory.")
+        raise InputError(f"--output: {output} must be a file: found a directory.")
     check_parent(output, "--output")
     return output
 
@@ -604,7 +604,7 @@ def run(argv: Sequence[str]) -> None:
         _add_serve_flags(verbs["serve"])
     args, rest = parser.parse_known_args(argv)
     if args.verb is None:
-        parser.error("a verb is needed")
+        parser.error("a verb must be given: found none")
     _check_rest(verbs[args.verb], rest)
 
     if getattr(args, "picture", ""):

@@ -442,13 +442,13 @@ class Config:
         """Rejects fields of a run that contradict each other. `prepare` needs none of them."""
         if self.batch_size % self.data.shards:
             raise InputError(
-                f"batch_size must be a multiple of data.shards: found batch_size={self.batch_size},"
-                f" data.shards={self.data.shards}."
+                "batch_size: must be a multiple of data.shards: found"
+                f" batch_size={self.batch_size}, data.shards={self.data.shards}."
             )
         self._check_days()
         if self.num_steps and self.num_epochs:
             raise InputError(
-                "one of num_steps and num_epochs must be 0:"
+                "num_steps, num_epochs: one of them must be 0:"
                 f" found num_steps={self.num_steps}, num_epochs={self.num_epochs}."
             )
         self._check_patience()
@@ -472,7 +472,7 @@ class Config:
         for name, evaluations in patience.items():
             if evaluations and not self.data.valid:
                 raise InputError(
-                    f"eval.{name} counts evaluations, so data.valid must name a split: found"
+                    f"data.valid: must name a split, because eval.{name} counts evaluations: found"
                     f" eval.{name}={evaluations} and data.valid=''."
                 )
 
@@ -485,7 +485,7 @@ class Config:
         for name, steps in intervals.items():  # 0 stands for a computed interval
             if steps % self.steps_per_execution:
                 raise InputError(
-                    f"{name} must be a positive multiple of steps_per_execution: found"
+                    f"{name}: must be a positive multiple of steps_per_execution: found"
                     f" {name}={steps},"
                     f" steps_per_execution={self.steps_per_execution}."
                 )

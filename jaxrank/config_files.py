@@ -281,7 +281,7 @@ def _shipped(name: str) -> Path:
     names = shipped.configs()
     if name not in names:
         raise InputError(
-            f"--config must be a Python file or one of {', '.join(names)}: found"
+            f"--config: must be a Python file or one of {', '.join(names)}: found"
             f" {name!r}{nearest(name, names)}."
         )
     return shipped.folder("configs") / f"{name}.py"

@@ -52,7 +52,7 @@ def used(devices: int, present: int) -> int:
     """
     if devices > present:
         raise InputError(
-            f"mesh.devices must be at most {present}, the number of devices: found {devices}."
+            f"mesh.devices: must be at most {present}, the number of devices: found {devices}."
         )
     return devices or present
 
@@ -65,7 +65,7 @@ def device_mesh(devices: Any, replicas: int) -> Mesh:
     """
     if len(devices) % replicas:
         raise InputError(
-            f"mesh.replicas must divide the number of devices: found replicas={replicas},"
+            f"mesh.replicas: must divide the number of devices: found replicas={replicas},"
             f" {len(devices)} devices."
         )
     grid = np.asarray(devices).reshape(replicas, len(devices) // replicas)

@@ -64,12 +64,12 @@ def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
 
     if not isinstance(value, list | tuple) or not all(map(is_task, value)):
         raise InputError(
-            f"model.parents must be a tuple of numbers of tasks, from 0 to {tasks - 1}, or -1 for"
+            f"model.parents: must be a tuple of numbers of tasks, from 0 to {tasks - 1}, or -1 for"
             f" no parent: found {value!r}."
         )
     if len(value) not in (0, tasks):
         raise InputError(
-            f"model.parents must be empty or have one number per task: found {value!r}, {tasks}"
+            f"model.parents: must be empty or have one number per task: found {value!r}, {tasks}"
             " task(s)."
         )
     for task in range(len(value)):
@@ -78,7 +78,7 @@ def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
             above = above if above < 0 else value[above]
         if above >= 0:
             raise InputError(
-                f"model.parents must not form a cycle: found {value!r}, in which the parents of"
+                f"model.parents: must not form a cycle: found {value!r}, in which the parents of"
                 f" task {task} never end."
             )
     return tuple(value)

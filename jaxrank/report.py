@@ -23,7 +23,7 @@ def parse_bytes(text: str) -> int:
     units = {unit.lower(): size for unit, size in _UNITS.items()}
     if match is None or match[2].lower() not in units or not float(match[1]):
         raise InputError(
-            "--memory must be a number of bytes above 0, or one with a unit of"
+            "--memory: must be a number of bytes above 0, or one with a unit of"
             f" {', '.join((*_BINARY, *_DECIMAL))}, such as 16GiB: found {text!r}."
         )
     return int(float(match[1]) * units[match[2].lower()])

@@ -60,7 +60,7 @@ need() {
     local name variable
     for name; do
         variable=${name//-/_}
-        [ -n "${!variable}" ] || die "--$name must be given. Try --help."
+        [ -n "${!variable}" ] || die "--$name: must be given. Try --help."
     done
 }
 
@@ -69,14 +69,14 @@ need_whole_numbers() {
     for name; do
         variable=${name//-/_}
         [[ ${!variable} =~ ^(0|[1-9][0-9]*)$ ]] ||
-            die "--$name must be a whole number: found '${!variable}'."
+            die "--$name: must be a whole number: found '${!variable}'."
     done
 }
 
 # These characters are valid in names on every cloud, and are not special in a shell or in YAML.
 need_name() {
     [[ ${1-} =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
-        die "name must be up to 40 lowercase letters, digits and dashes: found '${1-}'."
+        die "name: must be up to 40 lowercase letters, digits and dashes: found '${1-}'."
 }
 
 # Quotes words as one line that any POSIX shell parses into the same words.

@@ -65,7 +65,7 @@ arguments() {
 selector() {
     local key value
     [ -z "$node_selector" ] && echo '{}' && return
-    [[ $node_selector == ?*=?* ]] || die "--node-selector must be KEY=VALUE: found '$node_selector'."
+    [[ $node_selector == ?*=?* ]] || die "--node-selector: must be KEY=VALUE: found '$node_selector'."
     key=$(json "${node_selector%%=*}") && value=$(json "${node_selector#*=}") || return
     printf '{%s: %s}' "$key" "$value"
 }

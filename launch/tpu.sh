@@ -50,7 +50,7 @@ name=${words[1]}
 need_name "$name"
 need zone
 need_whole_numbers slices slice worker every retries
-[ "$slices" -gt 0 ] || die "--slices must be at least 1: found 0."
+[ "$slices" -gt 0 ] || die "--slices: must be at least 1: found 0."
 [ "$slices" -eq 1 ] || queued=yes
 root=$(cd "$here/.." && pwd)
 
@@ -76,7 +76,7 @@ runtime() {
     v5litepod-*) echo v2-alpha-tpuv5-lite ;;
     v5p-*) echo v2-alpha-tpuv5 ;;
     v6e-*) echo v2-alpha-tpuv6e ;;
-    *) die "--runtime-version must be given for --accelerator-type=$accelerator_type." ;;
+    *) die "--runtime-version: must be given for --accelerator-type=$accelerator_type." ;;
     esac
 }
 
@@ -158,7 +158,7 @@ start() {
     for word in "${rest[@]}"; do
         # A URL would become a directory on each worker's disk, and be lost with it.
         [[ $word != --workdir=*://* ]] ||
-            die "--workdir must be a directory that all workers mount: found the URL" \
+            die "--workdir: must be a directory that all workers mount: found the URL" \
                 "${word#*=}. Use --nfs."
     done
     on_all jaxrank/launch/worker.sh start ${nfs:+--nfs="$nfs"} -- "${rest[@]}"
@@ -225,7 +225,7 @@ look() {
 resume() {
     local failures=0 status
     [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."
-    [ -z "$watch" ] || [ -n "$yes$dry_run" ] || die "--watch must have --yes: it deletes preempted TPUs."
+    [ -z "$watch" ] || [ -n "$yes$dry_run" ] || die "--watch: must have --yes: it deletes preempted TPUs."
     while true; do
         status=0
         (look) || status=$?
@@ -238,7 +238,7 @@ resume() {
             [ "$status" -eq 11 ] || say "status $status"
             [ -n "$watch" ] || exit $((status == 11 ? 0 : status))
             [ "$failures" -le "$retries" ] ||
-                die "--retries=$retries must not be exceeded: found $failures failures."
+                die "--retries: must be at least the number of failures, but is $retries: found $failures failures."
             ;;
         esac
         [ -n "$watch" ] && [ -z "$dry_run" ] || return 0

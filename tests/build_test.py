@@ -26,8 +26,8 @@ def bad(config, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("eval.metric = 'click/acu'", "eval.metric must be one of .*'click/auc'"),
-        ("eval.metric = 'clik/auc'", "eval.metric must be one of .*found 'clik/auc'"),
+        ("eval.metric = 'click/acu'", "eval.metric: must be one of .*'click/auc'"),
+        ("eval.metric = 'clik/auc'", "eval.metric: must be one of .*found 'clik/auc'"),
         ("embedding.dims['nosuch'] = 4", "embedding.dims: 'nosuch' must match a table"),
         ("embedding.placements['x*'] = 'rows'", r"embedding.placements: 'x[*]' must match a table"),
         (
@@ -38,8 +38,8 @@ def bad(config, change):
             "optim.dense.lr_multipliers.nosuch = 0",
             "optim.dense.lr_multipliers: 'nosuch' must match a parameter",
         ),
-        ("task_weights = (1.0,)", "task_weights must have one number per task: .*2 tasks"),
-        ("task_weights = (0.0, 0.0)", "task_weights must have a number above 0"),
+        ("task_weights = (1.0,)", "task_weights: must have one number per task: .*2 tasks"),
+        ("task_weights = (0.0, 0.0)", "task_weights: must have a number above 0"),
         ("model.initial_bias.nosuch = 1.0", "model.initial_bias: 'nosuch' must be a task"),
         ("model.parents.conversion = 'clik'", "model.parents: 'conversion' and 'clik' must be"),
     ],

@@ -107,7 +107,7 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
 def test_a_picture_that_cannot_be_written_is_rejected_before_the_work(tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
-    for picture, result in (("file/a.png", "it is not a directory"), (".", "it is a directory")):
+    for picture, result in (("file/a.png", "it is not a directory"), (".", "found a directory")):
         with pytest.raises(InputError, match=rf"^--picture: .*{result}"):
             cli.run([*args, f"--config={TINY}", f"--picture={picture}"])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -168,7 +168,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "a verb is needed"),
+        ((), "a verb must be given"),
         (("trian",), "invalid choice: 'trian'"),
         (("train", "--workdir=w"), "--config"),
         (("train", "--config=none.py", "--workdir=w"), "--config: no such file: none.py"),
@@ -187,7 +187,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
         ),
         (
             ("train", f"--config={TINY}", "--workdir=w", "--config.seed=-1"),
-            "seed must be at least 0 and at most 2147483647: found -1",
+            "seed: must be at least 0 and at most 2147483647: found -1",
         ),
         (
             ("train", f"--config={TINY}", "--workdir=w", "--config.batch_size=many"),
@@ -288,7 +288,7 @@ def test_what_is_no_number_is_taken_as_text(value):
 
 @pytest.mark.parametrize("value", ["1e400", "-1" + "0" * 400])
 def test_a_number_beyond_floating_point_is_rejected(value):
-    with pytest.raises(InputError, match=r"optim.dense.lr_multipliers.a must be a finite number"):
+    with pytest.raises(InputError, match=r"optim.dense.lr_multipliers.a: must be a finite number"):
         load(TINY, [f"--config.optim.dense.lr_multipliers.a={value}"])
 
 

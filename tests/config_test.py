@@ -122,33 +122,33 @@ def test_differences_name_each_field_with_both_values():
         ("c.batchsize = 3", "(?s)AttributeError.*batchsize.*batch_size"),
         ("c.data.shard = 4", "(?s)AttributeError.*shard.*shards"),
         ("c.batch_size = 'many'", "TypeError.*batch_size"),
-        ("c.batch_size = -1", r"batch_size must be at least 0: found -1\. See .*c\.py:5\.$"),
-        ("c.task_weights = (1.0, -1.0)", r"task_weights\[1\] must be at least 0: found -1.0"),
+        ("c.batch_size = -1", r"batch_size: must be at least 0: found -1\. See .*c\.py:5\.$"),
+        ("c.task_weights = (1.0, -1.0)", r"task_weights\[1\]: must be at least 0: found -1.0"),
         (
             "c.task_weights = (float('inf'), 1.0)",
-            r"task_weights\[0\] must be a finite number: .*inf",
+            r"task_weights\[0\]: must be a finite number: .*inf",
         ),
         (
             "c.eval.reduce_lr_factor = 2.0",
-            "eval.reduce_lr_factor must .* at most 1: found 2.0",
+            "eval.reduce_lr_factor: must .* at most 1: found 2.0",
         ),
-        ("c.data.on_overflow = 'truncat'", "data.on_overflow must be one of.*'truncate'"),
+        ("c.data.on_overflow = 'truncat'", "data.on_overflow: must be one of.*'truncate'"),
         ("c = ConfigDict(dict(batch_size=3))", "config: .* is missing. Start from"),
         (
             "c.checkpoint = ConfigDict(dict(c.checkpoint, keep=1.5))",
-            "checkpoint.keep must be a whole number: found 1.5",
+            "checkpoint.keep: must be a whole number: found 1.5",
         ),
         (
             "c.mesh = ConfigDict(dict(devices=True, replicas=1))",
-            "mesh.devices must be a whole number: found True",
+            "mesh.devices: must be a whole number: found True",
         ),
         (
             "c.model.unlock(); c.model = ConfigDict(dict(c.model, name=3))",
-            "model.name must be one of .*: found 3",
+            "model.name: must be one of .*: found 3",
         ),
         (
             "c.eval = ConfigDict(c.eval.to_dict() | dict(metric=None))",
-            "eval.metric must be text: found None",
+            "eval.metric: must be text: found None",
         ),
         (
             "c.unlock(); c.model = ConfigDict(dict(cros=1))",
@@ -363,7 +363,7 @@ def test_a_value_that_cannot_be_is_rejected_by_the_declaration_of_its_field(fiel
     c = config.default()
     *sections, name = field.split(".")
     functools.reduce(getattr, sections, c)[name] = value
-    with pytest.raises(InputError, match=f"^{field} {message}"):
+    with pytest.raises(InputError, match=f"^{field}: {message}"):
         config.check(c)
 
 
@@ -373,18 +373,22 @@ def test_a_value_that_cannot_be_is_rejected_by_the_declaration_of_its_field(fiel
         (
             "optim.dense.lr_multipliers",
             {"a": -1},
-            "optim.dense.lr_multipliers.a must be at least 0: found -1",
+            "optim.dense.lr_multipliers.a: must be at least 0: found -1",
         ),
-        ("embedding.dims", {"a*": 0}, r"embedding.dims.a\* must be at least 1: found 0"),
-        ("embedding.placements", {"a": "x"}, "placements.a must be one of .*'rows'.*: found 'x'"),
-        ("model.parents", {"a": 1}, "model.parents.a must be text: found 1"),
+        ("embedding.dims", {"a*": 0}, r"embedding.dims.a\*: must be at least 1: found 0"),
+        ("embedding.placements", {"a": "x"}, "placements.a: must be one of .*'rows'.*: found 'x'"),
+        ("model.parents", {"a": 1}, "model.parents.a: must be text: found 1"),
         ("optim.dense.settings", {"momentum": 0.9}, "no such field: optim.dense.settings.momentum"),
-        ("optim.dense.settings", {"eps": -1e-8}, "eps must be at least 1e-37: found -1e-08"),
-        ("optim.dense.settings", {"eps": 0}, "eps must be at least 1e-37: found 0.* gives NaN"),
-        ("optim.dense.settings", {"b1": 1.0}, "b1 must be at least 0 and at most 0.99999: found 1"),
-        ("optim.dense.settings", {"b2": "x"}, "settings.b2 must be a number: found 'x'"),
-        ("optim.tables.settings", {"eps": -5}, "tables.settings.eps must be at least 0: found -5"),
-        ("source", {"kind": "csv", "delimiter": "ab"}, "source.delimiter must be .*: found 'ab'"),
+        ("optim.dense.settings", {"eps": -1e-8}, "eps: must be at least 1e-37: found -1e-08"),
+        ("optim.dense.settings", {"eps": 0}, "eps: must be at least 1e-37: found 0.* gives NaN"),
+        (
+            "optim.dense.settings",
+            {"b1": 1.0},
+            "b1: must be at least 0 and at most 0.99999: found 1",
+        ),
+        ("optim.dense.settings", {"b2": "x"}, "settings.b2: must be a number: found 'x'"),
+        ("optim.tables.settings", {"eps": -5}, "tables.settings.eps: must be at least 0: found -5"),
+        ("source", {"kind": "csv", "delimiter": "ab"}, "source.delimiter: must be .*: found 'ab'"),
         ("source", {"kind": "csv", "files": {"a": 3}}, "files.a: must be a path .*: found 3"),
         ("source", {"kind": "csv", "files": {"a": ""}}, "files.a: must be a path .*: found ''"),
         ("source", {"kind": "csv", "files": {"a": ["b", 3]}}, r"files.a\[1\]: must .*: found 3"),
@@ -406,11 +410,19 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("data.shards", 3, r"batch_size must be .* of data.shards: found batch_size=4096, .*=3"),
-        ("num_epochs", 2.0, "one of num_steps and num_epochs must .* num_steps=64, num_epochs=2.0"),
-        ("eval.every_steps", 5, "eval.every_steps must be a positive multiple of .*=5, .*=8"),
-        ("checkpoint.every_steps", 4, "checkpoint.every_steps must be a positive multiple of .*=4"),
-        ("log_every_steps", 12, "log_every_steps must be a positive multiple of .*=12, .*=8"),
+        ("data.shards", 3, r"batch_size: must be .* of data.shards: found batch_size=4096, .*=3"),
+        (
+            "num_epochs",
+            2.0,
+            "num_steps, num_epochs: one of them must .* num_steps=64, num_epochs=2.0",
+        ),
+        ("eval.every_steps", 5, "eval.every_steps: must be a positive multiple of .*=5, .*=8"),
+        (
+            "checkpoint.every_steps",
+            4,
+            "checkpoint.every_steps: must be a positive multiple of .*=4",
+        ),
+        ("log_every_steps", 12, "log_every_steps: must be a positive multiple of .*=12, .*=8"),
         ("data.valid", "next_day", "must have data.order = 'days', .* found 'shuffled' and 0"),
     ],
 )
@@ -436,11 +448,11 @@ def test_raw_files_that_are_read_as_they_are_must_be_parquet(kind):
 def test_a_name_of_a_model_that_is_no_text_is_rejected(name):
     c = runnable()
     plain = config_files.to_plain(c) | {"model": {"name": name}}
-    with pytest.raises(InputError, match=r"model\.name must be text: found "):
+    with pytest.raises(InputError, match=r"model\.name: must be text: found "):
         config_files.from_plain(plain)
     with c.model.unlocked(), c.model.ignore_type():
         c.model.name = name
-    with pytest.raises(InputError, match=r"model\.name must be (one of .*'ranker'|text)"):
+    with pytest.raises(InputError, match=r"model\.name: must be (one of .*'ranker'|text)"):
         config.check(c)
 
 
@@ -482,7 +494,7 @@ def test_a_module_declares_the_fields_of_the_section_model(monkeypatch):
     assert config.sections(c).model.width == 64
     with c.model.unlocked(), c.model.ignore_type():
         c.model.width = "wide"
-    with pytest.raises(InputError, match="model.width must be a whole number: found 'wide'"):
+    with pytest.raises(InputError, match="model.width: must be a whole number: found 'wide'"):
         config.check(c)
 
 
@@ -511,7 +523,7 @@ def test_the_fields_of_another_model_are_rejected(monkeypatch):
     with pytest.raises(InputError, match="no such field: model.dropout"):
         config.check(c)
     c.model.name = "rankr"
-    with pytest.raises(InputError, match="model.name must be one of .*'rankr'.*'ranker'"):
+    with pytest.raises(InputError, match="model.name: must be one of .*'rankr'.*'ranker'"):
         config.check(c)
 
 

@@ -37,7 +37,7 @@ def test_an_earlier_field_of_an_entry_is_rejected_with_its_new_name():
 
 @pytest.mark.parametrize(("old", "new"), renames.VALUES["model.cross"].items())
 def test_an_earlier_value_is_rejected_with_its_new_name(old, new):
-    with pytest.raises(InputError, match=f"model.cross must be one of .*'{old}' is now '{new}'"):
+    with pytest.raises(InputError, match=f"model.cross: must be one of .*'{old}' is now '{new}'"):
         config_files.load(tiny_config.__file__, [f"--config.model.cross={old}"])
 
 

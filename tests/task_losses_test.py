@@ -92,14 +92,14 @@ def test_each_task_has_its_own_loss():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"clik": "bce"}, "task_losses must be of tasks click, price: found 'clik'"),
-        ({"click": "focl"}, "task_losses.click must be one of .*'focl'. Did you mean 'focal'?"),
+        ({"clik": "bce"}, "task_losses: must be of tasks click, price: found 'clik'"),
+        ({"click": "focl"}, "task_losses.click: must be one of .*'focl'. Did you mean 'focal'?"),
         ({"click": "mine"}, "found 'mine'. A file that registers a loss is given by --models"),
-        ({"click": "squared"}, "task_losses.click must be one of 'bce', .*kind 'binary'"),
-        ({"price": {"name": "bce"}}, "task_losses.price must be one of 'squared': found 'bce'"),
+        ({"click": "squared"}, "task_losses.click: must be one of 'bce', .*kind 'binary'"),
+        ({"price": {"name": "bce"}}, "task_losses.price: must be one of 'squared': found 'bce'"),
         ({"click": {"name": "focal", "gama": 1}}, "task_losses.click.gama. Did you mean .*gamma"),
-        ({"click": {"label_smoothing": 1}}, "task_losses.click.label_smoothing must be .*below 1"),
-        ({"click": 3}, "task_losses.click must be the name of a loss, or a dict"),
+        ({"click": {"label_smoothing": 1}}, "task_losses.click.label_smoothing: must be .*below 1"),
+        ({"click": 3}, "task_losses.click: must be the name of a loss, or a dict"),
     ],
 )
 def test_an_invalid_entry_is_rejected_with_its_path(chosen, message):

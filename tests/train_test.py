@@ -295,7 +295,7 @@ def test_a_command_that_is_rejected_leaves_a_finished_run_finished(store, finish
     workdir, _ = finished
     c = store_config(store)
     c.mesh.devices = 1000
-    with pytest.raises(InputError, match=r"mesh.devices must be at most"):
+    with pytest.raises(InputError, match=r"mesh.devices: must be at most"):
         train(c, workdir, report=nothing, allow_config_change=True)
     assert is_finished(workdir)
 
@@ -395,7 +395,7 @@ def test_splits_that_may_be_there_are_looked_for_in_the_data(tmp_path):
     locate(c, tmp_path / "b").prepare(nothing)
     with c.unlocked():
         c.source = dict(kind="csv", files="not a mapping")
-    with pytest.raises(InputError, match="source.files must be a dict"):
+    with pytest.raises(InputError, match="source.files: must be a dict"):
         locate(c, tmp_path / "c").prepare(nothing)
 
 
@@ -417,31 +417,31 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("eval.every_steps", 5, r"eval.every_steps must be a positive multiple .*=5"),
-        ("batch_size", 100, r"batch_size must .*100.*8"),
+        ("eval.every_steps", 5, r"eval.every_steps: must be a positive multiple .*=5"),
+        ("batch_size", 100, r"batch_size: must .*100.*8"),
         (
             "optim.tables.base_learning_rate",
             -1.0,
-            "optim.tables.base_learning_rate must be at least 0: found -1.0",
+            "optim.tables.base_learning_rate: must be at least 0: found -1.0",
         ),
         (
             "optim.dense.settings",
             ConfigDict({"b1": "x"}),
-            "optim.dense.settings.b1 must be a number: found 'x'",
+            "optim.dense.settings.b1: must be a number: found 'x'",
         ),
-        ("num_epochs", 2.0, "one of num_steps and num_epochs must be 0"),
-        ("mesh.devices", 9, "mesh.devices must be at most 8.*found 9"),
+        ("num_epochs", 2.0, "num_steps, num_epochs: one of them must be 0"),
+        ("mesh.devices", 9, "mesh.devices: must be at most 8.*found 9"),
         (
             "mesh.devices",
             3,
-            "mesh: |batch_size must divide over all devices.*3 devices|divides 1024",
+            "mesh: |batch_size: must divide over all devices.*3 devices|divides 1024",
         ),
-        ("task_weights", (1.0,), r"task_weights must have one number per task: found \(1.0,\), 2"),
-        ("eval.metric", "click/auk", r"eval.metric must be one of .*'click/auk'.*'click/auc'"),
+        ("task_weights", (1.0,), r"task_weights: must have one number per task: found \(1.0,\), 2"),
+        ("eval.metric", "click/auk", r"eval.metric: must be one of .*'click/auk'.*'click/auc'"),
         (
             "embedding.l2_scope",
             "all",
-            "embedding.l2_scope must be one of 'read', 'table': found 'all'",
+            "embedding.l2_scope: must be one of 'read', 'table': found 'all'",
         ),
         ("embedding.dims", ConfigDict({"zz*": 4}), "embedding.dims: 'zz\\*' must match a table"),
         ("model.cross", "dcn_v3", "cross.*dcn_v2.*'dcn_v3'"),
@@ -454,7 +454,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         (
             "optim.tables.lr_multipliers",
             ConfigDict({"c*": -1.0}),
-            r"optim.tables.lr_multipliers.c\* must be at least 0: found -1.0",
+            r"optim.tables.lr_multipliers.c\*: must be at least 0: found -1.0",
         ),
         (
             "optim.dense.lr_multipliers",
@@ -466,8 +466,8 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
             ConfigDict({"conversion": "clicks"}),
             r"model.parents: 'conversion' and 'clicks' must be tasks: .*\['click', 'conversion'\]",
         ),
-        ("ema_decay", 1.0, "ema_decay must be at least 0 and at most 0.9999: found 1.0"),
-        ("task_weighting", "learn", "task_weighting must be one of 'fixed', 'uncertainty'"),
+        ("ema_decay", 1.0, "ema_decay: must be at least 0 and at most 0.9999: found 1.0"),
+        ("task_weighting", "learn", "task_weighting: must be one of 'fixed', 'uncertainty'"),
         ("data.store", "/nowhere/store", "no store at /nowhere/store"),
         ("data.valid", "test", r"data.valid: must be .*\['train', 'valid'\]: found 'test'"),
     ],

@@ -48,7 +48,7 @@ def benchmark_script(checkout: Path) -> Path:
     for script in SCRIPTS:
         if (checkout / script).is_file():
             return checkout / script
-    print(f"--before must be a checkout with {SCRIPTS[0]}: found {checkout}.", file=sys.stderr)
+    print(f"--before: must be a checkout with {SCRIPTS[0]}: found {checkout}.", file=sys.stderr)
     raise SystemExit(2)
 
 

@@ -146,7 +146,7 @@ def main() -> None:
             store = prepared(Path(args.data or folder), shape, args.million_rows)
             if (rows := store.split("train").rows) < args.batch_size:
                 raise InputError(
-                    f"--million-rows must give a batch of {args.batch_size}: found {rows:,} rows."
+                    f"--million-rows: must give a batch of {args.batch_size}: found {rows:,} rows."
                 )
             measure(args, shape, Path(str(store.path)))
 

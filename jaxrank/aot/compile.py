@@ -136,12 +136,12 @@ def _check_scaling(slices: list[Topology], devices: int, *, estimates_gpus: bool
     """Raises InputError if the times of steps on these slices cannot be estimated together."""
     names = ", ".join(machine.name for machine in slices)
     if len({machine.generation for machine in slices}) > 1:
-        raise InputError(f"--scaling must compare slices of one generation: found {names}.")
+        raise InputError(f"--scaling: must compare slices of one generation: found {names}.")
     if slices[0].is_gpu and not estimates_gpus:
-        raise InputError(f"--scaling must name TPU slices: found {names}.")
+        raise InputError(f"--scaling: must name TPU slices: found {names}.")
     if devices:
         raise InputError(
-            f"--scaling must use whole slices: found mesh.devices={devices}. Set it to 0."
+            f"--scaling: must use whole slices: found mesh.devices={devices}. Set it to 0."
         )
 
 
@@ -274,7 +274,7 @@ def check_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InputError(
-            f"--topology must name a TPU slice, such as v3-32, or GPUs, such as h200-8: found"
+            f"--topology: must name a TPU slice, such as v3-32, or GPUs, such as h200-8: found"
             f" {text!r}."
         )
     return names

@@ -50,7 +50,7 @@ class Prices:
                 lines = list(csv.reader(file))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise InputError(
-                f"--prices: {self.path} must be a readable CSV file: {error}."
+                f"--prices: {self.path} must be a readable CSV file: found {error}."
             ) from error
         if not lines or tuple(lines[0]) != COLUMNS:
             header = lines[0] if lines else []

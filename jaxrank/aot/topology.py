@@ -99,7 +99,7 @@ def _fraction() -> float:
     except ValueError:
         number = 0.0
     if not 0 < number <= 1:
-        raise InputError(f"{_FRACTION} must be a number above 0 and up to 1: found {text!r}.")
+        raise InputError(f"{_FRACTION}: must be a number above 0 and up to 1: found {text!r}.")
     return number
 
 
@@ -116,7 +116,7 @@ def topology(name: str) -> Topology:
     alias = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or alias not in GENERATIONS:
         raise InputError(
-            "--topology must be a generation of TPUs or of GPUs, one of"
+            "--topology: must be a generation of TPUs or of GPUs, one of"
             f" {', '.join(GENERATIONS)}, and a number, such as v3-32: found {name!r}."
         )
     generation, number = GENERATIONS[alias], int(match[2])

@@ -75,7 +75,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
     if processes.place()[1] > 1:
         raise InputError(f"bench must run in one process: found {processes.place()[1]}.")
     if not 0 < seconds < float("inf"):
-        raise InputError(f"--seconds must be a positive number: found {seconds}.")
+        raise InputError(f"--seconds: must be a positive number: found {seconds}.")
     with _built(config, workdir, report) as run:
         config = run.config
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)

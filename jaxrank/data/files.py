@@ -261,8 +261,8 @@ def _check_finished(path: str) -> None:
     """Rejects a file of a directory that is a backup or incomplete by its name."""
     if path.lower().endswith(_NOT_FINISHED):
         raise InputError(
-            f"{path}: a file of a directory must be complete and no backup: found a name that says"
-            " otherwise. Remove the file, or name the others by a pattern."
+            f"{path}: must not be a backup or unfinished file of the directory: found this name."
+            " Remove the file, or select the others by a pattern."
         )
 
 
@@ -387,8 +387,8 @@ def check_parent(output: Path, flag: str = "--output") -> None:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         reason = "not writable by this user" if existing.is_dir() else "not a directory"
         raise InputError(
-            f"{flag}: {existing} must be a writable directory, so that {output} can be created:"
-            f" found one that is {reason}."
+            f"{flag}: {existing} must be a writable directory, so that {output} can be created: it"
+            f" is {reason}."
         )
 
 

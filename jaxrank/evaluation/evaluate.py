@@ -241,7 +241,7 @@ def open_run(
 ) -> Opened:
     """Opens a run and the data to score. See `evaluate` for arguments and errors."""
     if batch_size is not None and batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
+        raise InputError(f"--batch-size: must be at least 1: found {batch_size}.")
     with processes.together():
         run = load_run(workdir)
         stored = run.data(data).open()

@@ -282,7 +282,7 @@ def check_output(output: str | Path) -> Path:
             )
         if processes.is_first() and output.exists() and not output.is_file():
             kind = "a directory" if output.is_dir() else "a device, pipe or socket"
-            raise InputError(f"--output: {output} must be a file: it is {kind}.")
+            raise InputError(f"--output: {output} must be a file: found {kind}.")
         if processes.is_first():
             if output.exists() and not _is_of_predict(output):
                 raise InputError(

@@ -62,7 +62,7 @@ def write_index(
         return Written(total, bits, steps, seeds)
     raise RunError(
         f"{path}: {total:,} values must have different hashes for some of {_ATTEMPTS} seeds: found"
-        " equal ones for each. Does the vocabulary have a value twice?"
+        " equal ones for each. Check the vocabulary for repeated values."
     )
 
 

@@ -40,7 +40,7 @@ class DotInteraction(nn.Module):
         dims = sorted({v.shape[2] for v in vectors})
         if len(dims) != 1:
             raise InputError(
-                "model.cross 'dlrm' needs vectors of one dimension, the same for all tables: found"
+                "model.cross: 'dlrm' must have vectors of one dimension for all tables: found"
                 f" {dims or 'no vectors'}. Set embedding.dim for all, or another model.cross."
             )
         parts = list(vectors)
@@ -53,7 +53,7 @@ class DotInteraction(nn.Module):
         count = every.shape[1]
         if count < 2:
             raise InputError(
-                "model.cross 'dlrm' needs two vectors, or one and dense features, to multiply:"
+                "model.cross: 'dlrm' must have two vectors, or one and dense features, to multiply:"
                 " found 1."
             )
         dots = product(every, every.swapaxes(1, 2), self.precision)

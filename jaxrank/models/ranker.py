@@ -193,7 +193,7 @@ class Ranker(nn.Module):
         if self.dense_mlp_units:
             if not floats.shape[1]:
                 raise InputError(
-                    "model.dense_mlp_units must be () without dense features: found"
+                    "model.dense_mlp_units: must be () without dense features: found"
                     f" {self.dense_mlp_units} and no dense features. Leave it at ()."
                 )
             floats = self._tower(self.dense_mlp_units, name="bottom")(floats, share, train=train)

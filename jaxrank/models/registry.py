@@ -51,7 +51,7 @@ def find_module(name: str) -> type[nn.Module]:
         extensions.load_packages()
     if name not in _MODULES:
         raise InputError(
-            f"model.name must be one of {', '.join(sorted(_MODULES))}: found {name!r}"
+            f"model.name: must be one of {', '.join(sorted(_MODULES))}: found {name!r}"
             f"{nearest(str(name), _MODULES)}. {extensions.hint(MODEL)}"
         )
     return _MODULES[name]

@@ -136,10 +136,10 @@ class PlacementPlanner:
 def _check_machine(machine: Machine, batch_size: int) -> None:
     devices, replicas = machine.devices, machine.replicas
     if devices < 1:
-        raise InputError(f"--devices must be at least 1: found {devices}.")
+        raise InputError(f"--devices: must be at least 1: found {devices}.")
     if replicas < 1 or devices % replicas:
         raise InputError(
-            f"--replicas must divide the number of devices: found {replicas}, {devices} devices."
+            f"--replicas: must divide the number of devices: found {replicas}, {devices} devices."
         )
     check_row_shards(devices // replicas)
     check_batch("batch_size", batch_size, 1, devices)  # data.shards may be set later

@@ -74,7 +74,7 @@ def plan(
         InputError: a field or number is invalid, or there is no data.
     """
     if batches is not None and batches < 1:
-        raise InputError(f"--batches must be at least 1: found {batches}.")
+        raise InputError(f"--batches: must be at least 1: found {batches}.")
     configs.check(config)
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
@@ -189,8 +189,8 @@ def _warnings(
     machine = cost.machine
     if not cost.excess_bytes and cost.bytes.total > MOST_FILLED * machine.memory:
         yield (
-            f"a device needs {cost.bytes.total / machine.memory:.0%} of its memory, not counting"
-            " the compiler adds. It may not fit."
+            f"a device needs {cost.bytes.total / machine.memory:.0%} of its memory, without"
+            " buffers that the compiler adds. It may not fit."
         )
     if replayed.imbalance > MOST_IMBALANCE:
         yield (

@@ -126,7 +126,7 @@ def drift(runs: Sequence[RunReport]) -> list[Markup]:
     text = (
         "The largest change of each feature: of the mean in deviations, of the share of missing,"
         " unknown or empty values, or of the mean length relative to the first. 0 is none; above"
-        " 0.1 deserves a look."
+        " 0.1 is large."
     )
     return [note(text), *parts]
 

@@ -107,7 +107,7 @@ def check_devices(mesh: "Mesh", count: int = 0) -> None:
     share = len(owners) // count
     if owners != [process for process in range(count) for _ in range(share)]:
         raise InputError(
-            f"mesh.devices must take equally many devices of each process: found {len(owners)}"
+            f"mesh.devices: must take equally many devices of each process: found {len(owners)}"
             f" devices, which belong to processes {owners} of {count}. Set it to 0 to use all"
             " devices."
         )

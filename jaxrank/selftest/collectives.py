@@ -103,7 +103,7 @@ def _verdict(
     expected_seconds = predicted(mesh, opcode, size)
     if expected_seconds is None:
         kind = mesh.devices.flat[0].device_kind
-        return Verdict("pass", f"values are right; {rate}; the model predicts nothing for {kind}")
+        return Verdict("pass", f"values are right; {rate}; no prediction for {kind}")
     return passes(
         took * _ENOUGH <= expected_seconds,
         f"{rate}; predicted {1e3 * expected_seconds:.2f} ms, {expected_seconds / took:.0%} of it"

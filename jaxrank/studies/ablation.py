@@ -114,17 +114,17 @@ def parse_groups(entries: Sequence[str], features: Sequence[str]) -> dict[str, t
         names = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
         if not names or (equals and not name.strip()):
             raise InputError(
-                f"--group must be NAME=PATTERN,PATTERN or a pattern of features: found {entry!r}."
+                f"--group: must be NAME=PATTERN,PATTERN or a pattern of features: found {entry!r}."
             )
         matched = set().union(*(skip.matches("--group", pattern, features) for pattern in names))
         members = tuple(feature for feature in features if feature in matched)
         new = {name.strip(): members} if equals else {member: (member,) for member in members}
         for group, left_out in new.items():
             if groups.setdefault(group, left_out) != left_out or group == FULL:
-                raise InputError(f"--group must have a name of its own: found {group!r} again.")
+                raise InputError(f"--group: must have a name of its own: found {group!r} again.")
             if len(left_out) == len(features):
                 raise InputError(
-                    f"--group must leave a feature to train on: found {group}, which is all"
+                    f"--group: must leave a feature to train on: found {group}, which is all"
                     f" {len(features)} features of the model: {', '.join(features[:20])}."
                 )
     return groups

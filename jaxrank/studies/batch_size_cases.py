@@ -50,7 +50,7 @@ class Options:
             for part in rule.split("+"):
                 check_choice("rules", part, SCALINGS)
             if rule.count("+") > 1:
-                raise InputError(f"rules must be RULE or DENSE+TABLES: found {rule!r}.")
+                raise InputError(f"rules: must be RULE or DENSE+TABLES: found {rule!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Specs:
         self.examples = available // largest * largest
         if not self.examples:
             raise InputError(
-                f"--batch-sizes must be at most the examples of a run: found {largest:,}, and runs"
+                f"--batch-sizes: must be at most the examples of a run: found {largest:,}, and runs"
                 f" of {available:,} examples. Set --examples, or smaller batches."
             )
         self.points: Mapping[str, tuning.Point] = {}

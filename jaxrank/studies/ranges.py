@@ -61,7 +61,7 @@ def parse_ranges(
         path, equals, text = (part.strip() for part in entry.partition("="))
         where = f"--range={entry}"
         if not path or not equals:
-            raise InputError(f"--range must be FIELD=RANGE: found {entry!r}.")
+            raise InputError(f"--range: must be FIELD=RANGE: found {entry!r}.")
         if path in ranges:
             raise InputError(f"{where}: {path} must have one range: found two.")
         if path in fixed:
@@ -73,7 +73,7 @@ def parse_ranges(
         _check_field(ranges[path], config, where)
     if not ranges:
         raise InputError(
-            "--range must be given: found none. Declare the range of a field, such as"
+            "--range: must be given: found none. Declare the range of a field, such as"
             " --range=optim.dense.base_learning_rate=log:1e-4..1e-1."
         )
     return list(ranges.values())

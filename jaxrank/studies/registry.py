@@ -211,8 +211,8 @@ def _check_devices(execution: executor.Executor, jobs: int) -> None:
         raise InputError(present.error)
     if present.values["platform"] != "cpu":
         raise InputError(
-            f"--jobs must be 1, because a process takes the devices for itself: found --jobs={jobs}"
-            f" and {present.values['count']} x {present.values['kind']}. Use --jobs=1, or set"
+            f"--jobs: must be 1, because a process takes the devices for itself: found {jobs}, with"
+            f" {present.values['count']} x {present.values['kind']}. Set --jobs=1, or"
             " JAX_PLATFORMS=cpu."
         )
 

@@ -99,7 +99,7 @@ def runs(context: Context) -> Runs:
     chosen = yield from tuning.resolve(config, common)
     if max(options.workers, default=1) > chosen["num_steps"]:
         raise InputError(
-            "--workers must be at most the number of steps of a run, which is"
+            "--workers: must be at most the number of steps of a run, which is"
             f" {chosen['num_steps']}: found {max(options.workers)}. Set --steps, or fewer workers."
         )
     groups = [Group(SYNCHRONOUS, "nothing"), Group(SYNCHRONOUS, "seed")]

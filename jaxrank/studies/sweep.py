@@ -186,7 +186,7 @@ def _valid(of_round: Round) -> list[str]:
         errors = [r.error for results in points.values() for r in results if not r.is_done]
         first = errors[0] if errors else "the loss is not finite."
         raise InputError(
-            f"--range must have a valid point: found {len(points)} points, and none has a finite"
+            f"--range: must have a valid point: found {len(points)} points, and none has a finite"
             f" loss. The first: {first}"
         )
     return of_round.order()
@@ -286,8 +286,9 @@ def _conclusion(rounds: Sequence[Round], metric: str, specs: _Specs) -> list[str
     first += f"; the search drew {len(specs.points)} points."
     return [
         first,
-        "The best of several is partly the luckiest on this validation split, so check it on other"
-        " data. A point that needs more examples to win may have been dropped after a short run.",
+        "The best of several points is partly the best by chance on this validation split, so check"
+        " it on other data. A point that needs more examples to win may have been dropped after a"
+        " short run.",
     ]
 
 

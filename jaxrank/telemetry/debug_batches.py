@@ -32,7 +32,7 @@ class LastBatches:
 
     def __init__(self, workdir: Path, steps: int, steps_per_execution: int):
         if steps < 0:
-            raise InputError(f"--debug-batches must be 0 or more: found {steps}.")
+            raise InputError(f"--debug-batches: must be 0 or more: found {steps}.")
         self._folder = workdir / "debug"
         self._steps, self._steps_per_execution = steps, steps_per_execution
         self._next = 0

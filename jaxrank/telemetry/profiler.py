@@ -40,8 +40,8 @@ def parse(text: str) -> Steps | None:
     steps = Steps(int(match[1]), int(match[2])) if match else Steps(0, 0)
     if not 1 <= steps.first <= steps.last:
         raise InputError(
-            "--profile-steps must be FIRST:LAST, the first and the last step to trace, counted from"
-            f" 1: found {text!r}. For example, 100:103 traces four steps."
+            "--profile-steps: must be FIRST:LAST, the first and the last step to trace, counted"
+            f" from 1: found {text!r}. For example, 100:103 traces four steps."
         )
     return steps
 

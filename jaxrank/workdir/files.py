@@ -35,7 +35,7 @@ def directory(workdir: str | Path) -> Path:
     # A Path has dropped one of the two slashes.
     if "://" in str(workdir) or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(workdir)):
         raise InputError(
-            "--workdir must be a directory on a file system that all processes share:"
+            "--workdir: must be a directory on a file system that all processes share:"
             f" found the URL {workdir}. Mount a shared file system, for example NFS, and pass a"
             " path on it. Prepared data may be at a URL: --config.data.store."
         )

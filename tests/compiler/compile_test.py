@@ -124,8 +124,8 @@ def test_tables_that_are_too_large_are_rejected_by_how_much(capsys, tmp_path):
     ("names", "text"),
     [
         ("", "--topology: must have a value: found nothing"),
-        (",", "--topology must .*: found ','"),
-        ("v9-8", "--topology must be a generation of TPUs or of GPUs.*found 'v9-8'"),
+        (",", "--topology: must .*: found ','"),
+        ("v9-8", "--topology: must be a generation of TPUs or of GPUs.*found 'v9-8'"),
         ("v3-8,v3-24", "power of two: found v3-24, of 12 chips"),
     ],
 )
@@ -144,15 +144,15 @@ def test_a_batch_that_a_slice_cannot_split_is_rejected(capsys):
 
 def test_what_train_would_reject_is_rejected_or_reported(capsys):
     for args, message in (
-        (("--config.mesh.devices=9",), "mesh.devices must be at most 8.*found 9"),
-        (("--config.data.shards=3",), "batch_size must be a multiple of data.shards"),
-        (("--config.eval.metric=click/foo",), "eval.metric must be one of 'click/logloss'"),
+        (("--config.mesh.devices=9",), "mesh.devices: must be at most 8.*found 9"),
+        (("--config.data.shards=3",), "batch_size: must be a multiple of data.shards"),
+        (("--config.eval.metric=click/foo",), "eval.metric: must be one of 'click/logloss'"),
         (("--config.data.valid=nope",), r"data.valid: must be a split of the generated data"),
-        (("--config.num_epochs=1.0",), "one of num_steps and num_epochs must be 0"),
+        (("--config.num_epochs=1.0",), "num_steps, num_epochs: one of them must be 0"),
     ):
         with pytest.raises(InputError, match=message):
             compile_all(capsys, "v3-8", *args)
-    with pytest.raises(InputError, match=r"mesh.devices must .*: found 4 .*\[0, 0, 0, 0\] of 2"):
+    with pytest.raises(InputError, match=r"mesh.devices: must .*: found 4 .*\[0, 0, 0, 0\] of 2"):
         compile_all(capsys, "v3-16", "--config.mesh.devices=4")
 
 
@@ -167,7 +167,7 @@ def test_hosts_that_the_data_cannot_be_shared_by_are_reported(monkeypatch, capsy
 
 
 def test_replicas_that_a_slice_cannot_have_are_rejected(capsys):
-    with pytest.raises(InputError, match="mesh.replicas must .*replicas=3, 8 devices"):
+    with pytest.raises(InputError, match="mesh.replicas: must .*replicas=3, 8 devices"):
         compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
 
 
@@ -180,7 +180,7 @@ def test_the_lack_of_the_compiler_is_reported(monkeypatch, capsys):
 
 
 def test_scaling_is_of_tpus_only(capsys):
-    with pytest.raises(InputError, match="--scaling must .*: found h100-8"):
+    with pytest.raises(InputError, match="--scaling: must .*: found h100-8"):
         compile_all(capsys, "h100-8", "--scaling=weak")
 
 
@@ -224,7 +224,7 @@ def test_scaling_is_reported_and_drawn(scaled):
         (("--topology=v3-8", "--picture=a.png"), "--scaling"),
         (
             ("--topology=v3-8", "--scaling=weak", "--config.mesh.devices=4"),
-            "--scaling must .*: found mesh.devices=4",
+            "--scaling: must .*: found mesh.devices=4",
         ),
         (("--topology=v3-8,v4-8", "--scaling=weak"), "one generation.*v3-8, v4-8"),
         (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),

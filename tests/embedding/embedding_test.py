@@ -376,13 +376,13 @@ def test_counts_by_products_are_those_of_a_cumsum(size):
 
 
 def test_unknown_rule_and_unknown_setting_are_named():
-    with pytest.raises(InputError, match="optim.tables.name must .*'adam9'"):
+    with pytest.raises(InputError, match="optim.tables.name: must .*'adam9'"):
         make_row_optimizer("adam9")
     with pytest.raises(InputError, match="no such field: optim.tables.settings.beta7"):
         make_row_optimizer("sgd", beta7=1)
-    with pytest.raises(InputError, match="settings.eps must .* 0: found -5"):
+    with pytest.raises(InputError, match="settings.eps: must .* 0: found -5"):
         make_row_optimizer("adagrad", eps=-5)
-    with pytest.raises(InputError, match=r"settings.b1 must be .* at most 0.99999: found 1"):
+    with pytest.raises(InputError, match=r"settings.b1: must be .* at most 0.99999: found 1"):
         make_row_optimizer("lazy_adam", b1=1)
-    with pytest.raises(InputError, match="settings.eps must .* 1e-37: found 0.*NaN"):
+    with pytest.raises(InputError, match="settings.eps: must .* 1e-37: found 0.*NaN"):
         make_row_optimizer("lazy_adam", eps=0.0)

@@ -139,7 +139,7 @@ def test_a_gate_that_fails_ends_with_status_1_and_the_reason(runs, capsys):
     assert "gate FAILS   click/auc < 0.99" in err
     for flag, message in (
         (f"--against={runs[1]}/.", "must name another run"),
-        ("--follow", "--fail-if must be used without --follow"),
+        ("--follow", "--fail-if: must be used without --follow"),
     ):
         with pytest.raises(InputError, match=message):
             cli.run([*command, flag])

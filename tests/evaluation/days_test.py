@@ -275,7 +275,9 @@ def test_an_epoch_takes_its_examples_and_days_in_turn_do_not_begin_again(store, 
 def test_patience_without_evaluations_is_rejected(store, field):
     c = config(store, data__order="shuffled", data__valid="")
     c.eval[field] = 2
-    with pytest.raises(InputError, match=rf"eval.{field} counts evaluations.* eval.{field}=2"):
+    with pytest.raises(
+        InputError, match=rf"data.valid: must name a split, because eval.{field} .* eval.{field}=2"
+    ):
         configs.check(c)
 
 
@@ -284,7 +286,7 @@ def test_patience_without_evaluations_is_rejected(store, field):
     [
         ({"data__order": "shuffled"}, r"data\.valid = 'next_day' must have data\.order = 'days'"),
         ({"eval__every_steps": 4}, r"eval\.every_steps = 0.*found 'days' and 4"),
-        ({"data__order": "day"}, r"data\.order must be one of 'shuffled', 'days': found 'day'"),
+        ({"data__order": "day"}, r"data\.order: must be one of 'shuffled', 'days': found 'day'"),
         ({"num_epochs": 0.0, "num_steps": 54}, r"num_steps must be at most 51"),
         ({"num_epochs": 2.0}, r"num_steps must be at most 51.*found 100 steps"),
         ({"data__train": "train/2024-06-01"}, r"2024-06-01"),

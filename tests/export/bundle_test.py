@@ -151,11 +151,11 @@ def test_a_bundle_predicts_files_as_the_run_predicts_its_store(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--bundle=B"], "--input must name the raw data"),
-        (["--bundle=B", "--workdir=W", "--input=I"], "--workdir must be used without --bundle"),
-        (["--bundle=B", "--input=I", "--split=s"], "--split must be used without --bundle"),
-        (["--workdir=W", "--input=I"], "--input must be used with --bundle"),
-        ([], "--workdir or --bundle must be given"),
+        (["--bundle=B"], "--input: must name the raw data"),
+        (["--bundle=B", "--workdir=W", "--input=I"], "--workdir: must be used without --bundle"),
+        (["--bundle=B", "--input=I", "--split=s"], "--split: must be used without --bundle"),
+        (["--workdir=W", "--input=I"], "--input: must be used with --bundle"),
+        ([], "--workdir, --bundle: one of them must be given"),
         (["--bundle=B", "--input=I"], "--bundle: B: must be a bundle: found no manifest"),
     ],
 )
@@ -477,7 +477,7 @@ def test_flags_of_a_bundle_are_rejected_for_files(tmp_path, flag):
     command = ["export", f"--workdir={tmp_path}", f"--output={tmp_path / 'out'}", "--format=files"]
     name = flag.partition("=")[0]
     with pytest.raises(
-        InputError, match=rf"{name} must be used with --format=bundle: found .*files"
+        InputError, match=rf"{name}: must be used with --format=bundle: found .*files"
     ):
         cli.run([*command, flag])
 

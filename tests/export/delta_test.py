@@ -146,7 +146,7 @@ def occupied(folder, base, delta):
     ("damage", "message"),
     [
         (other_base, r"base: must be the bundle \w+, which .*delta changes: found the bundle \w+"),
-        (damaged_base, r"tables/\w+.bin must have the checksum .*Is .*base damaged"),
+        (damaged_base, r"tables/\w+.bin must have the checksum .*Verify .*base"),
         (damaged_delta, "delta/vocabularies.bin.added: is corrupt"),
         (truncated_delta, "vocabularies.bin.added: must have [0-9,]+ bytes: found 6"),
         (whole_bundle, "delta: must be a delta: found a whole bundle"),

@@ -75,7 +75,7 @@ def test_a_monitor_of_other_data_starts_over():
 
 
 def test_an_unknown_metric_is_named_with_the_nearest():
-    with pytest.raises(InputError, match=r"eval.metric must be one of .*'buy/au'.*'buy/auc'"):
+    with pytest.raises(InputError, match=r"eval.metric: must be one of .*'buy/au'.*'buy/auc'"):
         make_monitor([CLICK, BUY], "buy/au")
     assert make_monitor([CLICK, BUY], "").metric == "logloss"
 
@@ -90,5 +90,5 @@ def test_each_kind_of_task_has_metrics_of_its_own_of_which_the_lowest_is_best():
     assert monitor.best_step == 1
     assert make_monitor([price, CLICK], "click/auc").higher_is_better
     for wrong in ("price/auc", "price/deviance", "click/squared_error", "visits/logloss"):
-        with pytest.raises(InputError, match=f"eval.metric must be one of .*{wrong!r}"):
+        with pytest.raises(InputError, match=f"eval.metric: must be one of .*{wrong!r}"):
             make_monitor([price, CLICK, visits], wrong)

@@ -72,7 +72,7 @@ def test_the_verb_prints_one_line_for_each_property(capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["model"] == "reads_its_neighbour"
     assert [c["name"] for c in result["checks"]] == list(FUNCTIONS)
-    with pytest.raises(InputError, match="--skip must be one of .*found 'compil'.*'compile'"):
+    with pytest.raises(InputError, match="--skip: must be one of .*found 'compil'.*'compile'"):
         cli.run([*arguments[:2], "--skip=compil"])
 
 

@@ -103,11 +103,11 @@ def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
 def test_dot_products_of_vectors_that_do_not_fit_are_rejected():
     model = models.build(tasks=1, cross="dlrm")
     key, (floats, vectors) = jax.random.key(0), random_input()
-    with pytest.raises(InputError, match=r"'dlrm' needs vectors of one dimension.*\[2, 4\]"):
+    with pytest.raises(InputError, match=r"'dlrm' must have vectors of one dimension.*\[2, 4\]"):
         model.init(key, make_inputs(floats, vectors))
-    with pytest.raises(InputError, match=r"'dlrm' needs vectors of one dimension.*no vectors"):
+    with pytest.raises(InputError, match=r"'dlrm' must have vectors of one dimension.*no vectors"):
         model.init(key, make_inputs(floats, ()))
-    with pytest.raises(InputError, match=r"'dlrm' needs two vectors.*found 1"):
+    with pytest.raises(InputError, match=r"'dlrm' must have two vectors.*found 1"):
         model.init(key, make_inputs(floats[:, :0], vectors[1:]))
 
 

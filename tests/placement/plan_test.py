@@ -307,25 +307,25 @@ def test_without_a_store_only_generated_data_can_be_planned():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "one of --devices and --topology.*--devices=None"),
-        (("--devices=8", "--topology=v3-8"), "one of --devices and --topology.*'v3-8'"),
-        (("--devices=8",), "--memory .* must be given with --devices"),
-        (("--devices=8", "--memory=16XB"), "--memory must be.*16GiB: found '16XB'"),
-        (("--devices=8", "--memory=0"), "--memory must be .* above 0.*'0'"),
+        ((), "--devices, --topology: one of them.*--devices=None"),
+        (("--devices=8", "--topology=v3-8"), "--devices, --topology: one of them.*'v3-8'"),
+        (("--devices=8",), "--memory: must be given with --devices"),
+        (("--devices=8", "--memory=16XB"), "--memory: must be.*16GiB: found '16XB'"),
+        (("--devices=8", "--memory=0"), "--memory: must be .* above 0.*'0'"),
         (("--devices=0", "--memory=1GiB"), "--devices .* at least 1: found 0"),
         (("--devices=-2", "--memory=1GiB"), "--devices .* at least 1: found -2"),
         (("--devices=48", "--memory=1GiB"), "divides 1024: found 48"),
         (
             ("--topology=v3-8", "--config.mesh.devices=9"),
-            "mesh.devices must be at most 8.*found 9",
+            "mesh.devices: must be at most 8.*found 9",
         ),
-        (("--topology=v3-8", "--config.eval.metric=click/foo"), "eval.metric must be one of"),
+        (("--topology=v3-8", "--config.eval.metric=click/foo"), "eval.metric: must be one of"),
         (("--topology=v3-8", "--config.data.valid=nope"), "data.valid: must be a split"),
         (("--topology=v3-8", "--config.num_epochs=1.0"), "one of num_steps and num_epochs"),
         (("--devices=256", "--memory=1GiB"), "batch_size=128, 256 devices"),
         (
             ("--devices=8", "--memory=1GiB", "--replicas=3"),
-            "--replicas must divide .* found 3, 8 devices",
+            "--replicas: must divide .* found 3, 8 devices",
         ),
         (("--devices=8", "--memory=1GiB", "--batches=0"), "--batches .* at least 1: found 0"),
         (
@@ -352,10 +352,10 @@ def test_without_a_store_only_generated_data_can_be_planned():
             ("--topology=v3-8", "--config.data.train=x"),
             r"data.train: .* \['train', 'valid'\]: found 'x'",
         ),
-        (("--topology=v3-8", "--config.optim.dense.name=x"), "optim.dense.name must be one of"),
+        (("--topology=v3-8", "--config.optim.dense.name=x"), "optim.dense.name: must be one of"),
         (
             ("--topology=v3-8", "--config.optim.tables.base_learning_rate=-1"),
-            "tables.base_learning_rate must be at",
+            "tables.base_learning_rate: must be at",
         ),
     ],
 )
@@ -400,7 +400,7 @@ def test_a_program_may_use_of_a_gpu_what_jax_takes_there(monkeypatch):
     assert topology.topology("v5p-8").usable_bytes == 95 * 2**30
     for wrong in ("", "much", "0", "1.5", "nan"):
         monkeypatch.setenv(name, wrong)
-        with pytest.raises(InputError, match=f"{name} must be a number above 0.*{wrong!r}"):
+        with pytest.raises(InputError, match=f"{name}: must be a number above 0.*{wrong!r}"):
             topology.topology("a100-1").usable_bytes  # noqa: B018
 
 

@@ -210,7 +210,7 @@ def test_the_schedule_decides_everything_else(store, tmp_path):
     ("workers", "devices", "message"),
     [
         (17, 1, r"at most the number of steps, which is 16: found 17"),
-        (2, 2, r"mesh.devices must be 1 for asynchronous .* found 2 devices"),
+        (2, 2, r"mesh.devices: must be 1 for asynchronous .* found 2 devices"),
     ],
 )
 def test_what_cannot_be_simulated_is_rejected(store, tmp_path, workers, devices, message):

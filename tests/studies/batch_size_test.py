@@ -80,8 +80,11 @@ def test_rates_of_the_config_are_those_at_the_base_batch():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rules": ("sqrt", "linaer")}, r"rules must be one of .*'linaer'\. Did you mean 'linear'"),
-        ({"rules": ("sqrt+sqrt+none",)}, r"rules must be RULE or DENSE\+TABLES"),
+        (
+            {"rules": ("sqrt", "linaer")},
+            r"rules: must be one of .*'linaer'\. Did you mean 'linear'",
+        ),
+        ({"rules": ("sqrt+sqrt+none",)}, r"rules: must be RULE or DENSE\+TABLES"),
         ({"batch_sizes": (128, 20_000)}, r"found 20,000, and runs of 12,800 examples"),
     ],
 )

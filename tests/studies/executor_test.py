@@ -206,7 +206,7 @@ def test_an_invalid_config_fails_its_run_only(tmp_path):
     with opened(directories, tmp_path, jobs=1, report=lambda text: None, worker=WORKER) as executor:
         (result,) = executor.run([RunSpec("bad", {"batch_size": -1}, "fake")])
     assert result.status == "failed"
-    assert "batch_size must be" in result.error
+    assert "batch_size: must be" in result.error
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_an_invalid_config_fails_its_run_only(tmp_path):
     [
         ("stabilty", "--runs=3", r"'stabilty'\. Did you mean 'stability'"),
         ("stability", "--run=3", r"unknown argument '--run=3'. Did you mean --runs"),
-        ("stability", "--runs=1", r"--runs must be at least 2: found 1"),
+        ("stability", "--runs=1", r"--runs: must be at least 2: found 1"),
         ("stability", "--workers=4,a", r"--workers: must be whole numbers .* found '4,a'"),
-        ("stability", "--jobs=0", r"--jobs must be at least 1: found 0"),
+        ("stability", "--jobs=0", r"--jobs: must be at least 1: found 0"),
     ],
 )
 def test_invalid_usage_is_rejected_before_the_workdir_is_made(tmp_path, name, flag, message):

@@ -87,7 +87,7 @@ def test_a_search_ends_where_no_neighbour_is_better_and_failed_rates_are_worst()
 
 def test_more_workers_than_steps_are_rejected():
     context = Context(tiny.config(), stability.Options(workers=(101,)), lambda text: None)
-    with pytest.raises(InputError, match=r"--workers must be at most .* which is 100: found 101"):
+    with pytest.raises(InputError, match=r"--workers: must be at most .* which is 100: found 101"):
         drive(stability.runs(context), answer)
 
 

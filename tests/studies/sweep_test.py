@@ -106,7 +106,7 @@ def test_the_config_wins_where_no_point_is_better():
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        ([], "--range must be given: found none"),
+        ([], "--range: must be given: found none"),
         (["optim.dense.learning=log:1..2"], r"no such field: optim.dense.learning"),
         (["optim.dnse.learning=log:1..2"], r"no such field: optim.dnse"),
         ([f"{RATE}=log:1e-1..1e-1"], r"low end below .* the empty range 1e-1\.\.1e-1"),

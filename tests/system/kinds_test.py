@@ -231,7 +231,7 @@ def test_bad_labels_are_skipped_and_reported_one_by_one(tmp_path):
         ),
         (dict(negative_rate_column="r"), r"negative_rate_column is read only where .*: found 'r'"),
         (dict(time="t", window_hours=1), r"time is read only where .*: found 't'"),
-        (dict(label=""), r"label must be the name of a column"),
+        (dict(label=""), r"label: must be the name of a column"),
     ],
 )
 def test_what_only_a_binary_task_can_have_is_rejected(kind, change, named):
@@ -242,7 +242,7 @@ def test_what_only_a_binary_task_can_have_is_rejected(kind, change, named):
 
 
 def test_an_unknown_kind_is_rejected():
-    with pytest.raises(InputError, match="kind must be one of 'binary', 'real', 'count': found"):
+    with pytest.raises(InputError, match="kind: must be one of 'binary', 'real', 'count': found"):
         feature_spec(dict(tasks=[dict(name="y", label="y", kind="ordinal")]))
 
 

@@ -76,7 +76,7 @@ def test_a_tpu_of_an_unknown_kind_needs_its_image(cloud):
     args = ("tpu.sh", "create", "ads", ZONE, "--accelerator-type=v9-8")
     result = cloud.run(*args)
     assert result.returncode == 2
-    assert "--runtime-version must be given for --accelerator-type=v9-8" in result.stderr
+    assert "--runtime-version: must be given for --accelerator-type=v9-8" in result.stderr
     assert cloud.calls("gcloud") == []
     assert cloud.run(*args, "--runtime-version=new").returncode == 0
     assert cloud.calls("gcloud")[0]["flags"]["version"] == "new"
@@ -214,7 +214,7 @@ def test_watch_continues_through_preemptions_until_jaxrank_has_finished(cloud):
     args = ["tpu.sh", "resume", "ads", ZONE, "--accelerator-type=v3-8", "--watch", "--every=1"]
     result = cloud.run(*args, "--", "train")
     assert result.returncode == 2
-    assert "--watch must have --yes" in result.stderr
+    assert "--watch: must have --yes" in result.stderr
     env = cloud.env
     command = [LAUNCH / args[0], *args[1:], "--yes", "--", "train"]
     watch = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
@@ -326,8 +326,8 @@ def test_delete_asks(answer, deleted, cloud):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("create", "ads", "--accelerator-type=v3-8"), "--zone must be given"),
-        (("create", "ads", ZONE), "--accelerator-type must be given"),
+        (("create", "ads", "--accelerator-type=v3-8"), "--zone: must be given"),
+        (("create", "ads", ZONE), "--accelerator-type: must be given"),
         (("create", "Ads;rm", ZONE), "up to 40 lowercase letters.*found 'Ads;rm'"),
         (("create", ZONE), "a verb and a name: found 'create'"),
         (("create", "ads", "--zone"), "--zone needs a value"),
@@ -335,8 +335,8 @@ def test_delete_asks(answer, deleted, cloud):
         (("run", "ads", ZONE), "must follow --"),
         (("run", "ads", ZONE, "--workdir=x"), "unknown option --workdir=x"),
         (("run", "ads", ZONE, "--", "train", "--workdir=gs://b/w"), "found the URL gs://b/w"),
-        (("create", "ads", ZONE, "--slices=0"), "--slices must be at least 1: found 0"),
-        (("create", "ads", ZONE, "--slices=two"), "--slices must be a whole number: found 'two'"),
+        (("create", "ads", ZONE, "--slices=0"), "--slices: must be at least 1: found 0"),
+        (("create", "ads", ZONE, "--slices=two"), "--slices: must be a whole number: found 'two'"),
     ],
 )
 def test_wrong_use_is_rejected_before_anything_is_called(args, message, cloud):

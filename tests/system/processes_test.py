@@ -550,7 +550,7 @@ def test_devices_of_a_mesh_must_be_equal_shares_of_the_processes(monkeypatch):
     monkeypatch.setattr(processes, "place", lambda: (0, 2))
     processes.check_devices(mesh(0, 0, 1, 1))
     for owners in [(0, 0), (0, 0, 1), (0, 1, 0, 1), (1, 1, 0, 0), (0, 0, 0, 1)]:
-        with pytest.raises(InputError, match=r"mesh.devices must .*of 2"):
+        with pytest.raises(InputError, match=r"mesh.devices: must .*of 2"):
             processes.check_devices(mesh(*owners))
 
 

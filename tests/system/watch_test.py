@@ -181,9 +181,9 @@ def test_spikes_are_those_over_the_limit():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("on_nonfinite", "ignore", "watch.on_nonfinite must be one of .*stop.*skip.*'ignore'"),
-        ("max_skipped_steps", -1, "watch.max_skipped_steps must be at least 0"),
-        ("loss_spike", -1.0, "watch.loss_spike must be at least 0"),
+        ("on_nonfinite", "ignore", "watch.on_nonfinite: must be one of .*stop.*skip.*'ignore'"),
+        ("max_skipped_steps", -1, "watch.max_skipped_steps: must be at least 0"),
+        ("loss_spike", -1.0, "watch.loss_spike: must be at least 0"),
     ],
 )
 def test_fields_that_cannot_be_are_rejected(store, tmp_path, field, value, message):
@@ -194,5 +194,5 @@ def test_fields_that_cannot_be_are_rejected(store, tmp_path, field, value, messa
 
 
 def test_a_negative_number_of_batches_is_rejected(tmp_path):
-    with pytest.raises(InputError, match="--debug-batches must be 0 or more: found -1"):
+    with pytest.raises(InputError, match="--debug-batches: must be 0 or more: found -1"):
         LastBatches(tmp_path, -1, 2)

@@ -193,7 +193,7 @@ def test_what_is_no_range_of_steps_is_rejected_before_anything_is_written(tmp_pa
     with pytest.raises(InputError) as result:
         cli.run([*command, f"--profile-steps={text}"])
     assert str(result.value).startswith(
-        "--profile-steps must be FIRST:LAST, the first and the last step to trace, counted from 1:"
+        "--profile-steps: must be FIRST:LAST, the first and the last step to trace, counted from 1:"
         f" found {text!r}"
     )
     assert list(tmp_path.iterdir()) == []

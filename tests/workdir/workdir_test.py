@@ -38,7 +38,7 @@ CONFIG = f"--config={tiny_config.__file__}"
 )
 def test_every_verb_rejects_a_workdir_that_is_a_url(tmp_path, monkeypatch, command, url):
     monkeypatch.chdir(tmp_path)
-    message = f"--workdir must be .*found the URL {url}. Mount .* NFS"
+    message = f"--workdir: must be .*found the URL {url}. Mount .* NFS"
     with pytest.raises(InputError, match=message):
         cli.run([*command, f"--workdir={url}"])
     assert list(tmp_path.iterdir()) == []

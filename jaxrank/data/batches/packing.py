@@ -262,7 +262,7 @@ def _overflow_message(
     names = [f"{layout.schema.ragged[stack.lists[i]].name} ({worst[i]} ids)" for i in order]
     return (
         f"The lists of stack {stack.name} must fit: {group} examples packed together have"
-        f" {worst.sum()} ids and there is room for {room}. Longest: {', '.join(names)}."
+        f" {worst.sum():,} ids and there is room for {room:,}. Longest: {', '.join(names)}."
         " The room is that of the lengths in the data when the run was started: start it again if"
         " the data has changed."
     )

@@ -34,7 +34,7 @@ def _process_shares(shards: int, process: tuple[int, int]) -> range:
     index, count = process
     if shards % count:
         raise InputError(
-            "data.shards must be a multiple of the number of processes: found"
+            "data.shards: must be a multiple of the number of processes: found"
             f" data.shards={shards}, {count} processes."
         )
     return range(index * shards // count, (index + 1) * shards // count)
@@ -133,7 +133,7 @@ class TrainBatches:
         shares = _process_shares(shards, process)
         if len(shares) % max(1, num_workers):
             raise InputError(
-                "data.num_workers must divide the shards of a process: found"
+                "data.num_workers: must divide the shards of a process: found"
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
             )
         line = make_order(split, seed=seed, shards=shards, window_blocks=window_blocks, order=order)

@@ -88,7 +88,7 @@ class SharedRing:
         pieces = self._shape[0]
         while (dealt := int(self._dealt[number % pieces])) // pieces != number:
             if self._dealt[-1]:
-                raise EOFError("nobody reads what this worker makes")
+                raise EOFError("the process that reads from this worker has ended")
             if parent is not None and not parent.is_alive():
                 os._exit(1)
             time.sleep(_WAIT)

@@ -71,8 +71,8 @@ class Order:
         self.rows = int(block_rows.sum())
         if self.rows < shards:
             raise InputError(
-                f"data.shards must be at most the number of examples: found {shards} shards"
-                f" and {self.rows} examples. Lower data.shards, or prepare more examples."
+                f"data.shards: must be at most the number of examples: found {shards} shards"
+                f" and {self.rows:,} examples. Lower data.shards, or prepare more examples."
             )
         if stages and sum(stages) != len(block_rows):
             raise ValueError(f"stages must hold all {len(block_rows)} blocks: found {stages}.")

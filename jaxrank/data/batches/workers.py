@@ -143,7 +143,7 @@ class WorkerExecutions:
                 raise
             why = _WHY.get(ended[1], "it was killed")
             if not ended[1].startswith("-"):
-                why = "it has said why"
+                why = "see its error above"
             raise RunError(
                 f"One of {self._source.parts} input workers (data.num_workers) ended with exit code"
                 f" {ended[1]}: {why}. The same command resumes from the newest checkpoint."

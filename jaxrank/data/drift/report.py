@@ -7,7 +7,7 @@ from jaxrank.data.drift.compare import Drift
 from jaxrank.data.drift.measures import Measures, Pair
 
 _MOST_FEATURES = 40
-_NUMBER_HINT = "psi: below 0.1 little has changed, above 0.2 much has"
+_NUMBER_HINT = "psi: below 0.1 a small change, above 0.2 a large one"
 _COLUMNS = ("psi", "new", "lost", "missing", "unknown", "mean or length", "shift")
 
 
@@ -19,7 +19,7 @@ def to_json(result: Drift) -> dict[str, Any]:
     ]
     if result.exceeded:
         listed = ", ".join(f"{n} ({', '.join(e)})" for n, e in result.exceeded.items())
-        tree["error"] = f"the data has moved by more than a threshold: {listed}"
+        tree["error"] = f"the data has changed by more than a threshold: {listed}"
     return tree
 
 

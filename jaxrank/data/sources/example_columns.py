@@ -123,7 +123,7 @@ def decode_columns(
         try:
             features = tf_example.parse_features(records[i])
         except DecodeError:
-            bad.append(Bad(i, "", "a tf.Example", f"{len(records[i])} bytes that are none"))
+            bad.append(Bad(i, "", "a tf.Example", f"{len(records[i])} invalid bytes"))
             features = {}
         moved += [(i, column) for column in range(len(names))]
         pieces += [features.get(name.encode(), b"") for name in names]
@@ -189,7 +189,7 @@ def _judged(
         actual, values = tf_example.parse_values(feature)
     except DecodeError:
         must = "a feature of a tf.Example"
-        bad.append(Bad(i, name, must, f"{len(feature)} bytes that are none"))
+        bad.append(Bad(i, name, must, f"{len(feature)} invalid bytes"))
         return []
     if values and actual != kind.kind:
         hint = f" Set source.columns[{name!r}] to the kind that the data has."

@@ -92,7 +92,7 @@ class Csv(Files):
         # crashes.
         if len(values) > _MOST_NULLS or len(longest) > _LONGEST_NULL:
             raise InputError(
-                f"{place} must be at most {_MOST_NULLS} strings of at most {_LONGEST_NULL}"
+                f"{place}: must be at most {_MOST_NULLS} strings of at most {_LONGEST_NULL}"
                 f" characters: found {len(values)}, the longest of {len(longest)}."
             )
         for value in values:
@@ -255,7 +255,7 @@ def _section(source: Mapping[str, Any]) -> Any:
 def _files(source: Mapping[str, Any], section: Any) -> dict[str, list[str]]:
     if not section.files:
         must = "must be a dict of split names and files"
-        raise InputError(f"source.files {must}: found {source.get('files')!r}.")
+        raise InputError(f"source.files: {must}: found {source.get('files')!r}.")
     return {name: files.find(at) for name, at in section.files.items()}
 
 

@@ -222,7 +222,7 @@ class TextSource(LineSource):
                 faults[i] = fault
         good = [i for i in range(len(lines)) if i not in faults]
         batch = self._format.parse(b"".join(lines[i] for i in good), columns)
-        assert batch is not None, f"{part}, from row {row} on: lines without fault are no records"
+        assert batch is not None, f"{part}, from row {row} on: valid lines must be records"
         headers = self._repeated(batch, columns).tolist()
         batch = self._order_columns(batch)
         places = {good[i]: i for i in headers}
@@ -272,7 +272,7 @@ class TextSource(LineSource):
             row=row + i,
             column="",
             must="a record",
-            actual="the header again, the names of the columns",
+            actual="a repeated header",
             hint=hint,
             record=batch.slice(i, 1).to_pylist()[0],
             offset=offset,
@@ -291,7 +291,7 @@ class TextSource(LineSource):
             index = number - first
             start = ends()[index - 1] if index else 0
             batch = plain.parse(block[start : ends()[index]], columns)
-            assert batch is not None, f"{path}: a record, and by itself none"
+            assert batch is not None, f"{path}: a valid line must be a record on its own"
             return self._order_columns(batch).to_pylist()[0]
 
         return record
@@ -365,6 +365,6 @@ def check_same_columns(first: str, names: Sequence[str], path: str, actual: list
     added = [n for n in actual if n not in names]
     if missing or added:
         raise InputError(
-            f"{path}: must have the columns of {first}: found missing {missing}, not expected"
+            f"{path}: must have the columns of {first}: found missing {missing}, additional"
             f" {added}."
         )

@@ -71,7 +71,7 @@ class DerivedSpec:
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
             known = zoneinfo.available_timezones()
             raise InputError(
-                f"{where}.zone must be an IANA time zone: found"
+                f"{where}.zone: must be an IANA time zone: found"
                 f" {self.zone!r}{nearest(self.zone, known)}."
             ) from error
 

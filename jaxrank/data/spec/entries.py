@@ -393,10 +393,10 @@ def instant(text: str, where: str) -> float:
         time = datetime.datetime.fromisoformat(text)
     except ValueError:
         must = "must be a time such as 2024-05-01 12:30:00"
-        raise InputError(f"{where} {must}: found {text!r}.") from None
+        raise InputError(f"{where}: {must}: found {text!r}.") from None
     if text.isdecimal() and not 1970 <= time.year < 2200:  # such as YYMMDDHH
         must = "must be a time such as 2024-05-01 12:30:00"
-        raise InputError(f"{where} {must}: found {text!r}, of the year {time.year}.")
+        raise InputError(f"{where}: {must}: found {text!r}, of the year {time.year}.")
     if time.tzinfo is None:
         time = time.replace(tzinfo=datetime.UTC)
     return time.timestamp()

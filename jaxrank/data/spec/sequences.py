@@ -112,7 +112,7 @@ def with_ages(
             must = f"of combiner 'none', as {entry.name!r} is part of a sequence"
             require(entry.combiner == "none", where, must, entry.combiner)
             must = f"'first' for {entry.name!r}, as a sequence keeps its newest events"
-            require(entry.keep == "first", "features.ragged: `keep`", must, entry.keep)
+            require(entry.keep == "first", "features.ragged.keep", must, entry.keep)
             for shared in ("max_length", "on_overlong"):
                 values = getattr(entries[0], shared), getattr(entry, shared)
                 must = f"of equal {shared}: {entries[0].name!r} has {values[0]!r}"

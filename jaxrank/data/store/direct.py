@@ -254,7 +254,7 @@ def _check(features: FeatureSpec) -> None:
         if entry.encoding == "vocabulary":
             raise InputError(
                 f"features: with data.direct, {entry.name!r} must have encoding='integer' or"
-                f" 'hash', as nothing is counted: found 'vocabulary'. {_HINT}"
+                f" 'hash', because values are not counted: found 'vocabulary'. {_HINT}"
             )
     wanted = fit_spec(features, NOTHING)
     if wanted.any:

@@ -209,7 +209,7 @@ def _check_same(path: UPath, must: str | None, actual: str) -> None:
 
 def no_split(path: files.AnyPath, name: str, splits: Iterable[str], field: str) -> InputError:
     """Returns the error for a store that does not have the split that `field` names."""
-    hint = " It is '' where there is none to evaluate." if field == "data.valid" else ""
+    hint = " Set it to '' to train without evaluation." if field == "data.valid" else ""
     return InputError(
         f"{field}: must be a split of {path}, one of {sorted(splits)}: found {name!r}.{hint}"
     )
@@ -230,7 +230,7 @@ def open_store(path: files.AnyPath) -> Store:
     store = files.to_path(path)
     if not is_store(store):  # checked first, because some web servers have no directories
         if not store.exists():
-            hint = "" if files.is_local(store) else " Is its server there?"
+            hint = "" if files.is_local(store) else " Check that its server is reachable."
             raise InputError(f"{store}: no such store.{hint}")
         raise InputError(
             f"{store}: not a complete store, it has no manifest.json. Run `jaxrank prepare`."

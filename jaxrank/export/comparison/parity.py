@@ -62,7 +62,7 @@ def compare(scorer: Any, raw: RawRows, reference: Reference, schema: Schema, dty
                 raise RunError(
                     f"the bundle must predict like the trained program, to {MOST_DIFFERENCE:g}:"
                     f" found {actual[worst]:.9g} for task {task.name} in raw row {worst}, and"
-                    f" {expected[worst]:.9g} by the program. This is a defect of jaxrank."
+                    f" {expected[worst]:.9g} by the program. Report this as a bug of jaxrank."
                 )
         if is_exact:
             difference = largest

@@ -88,7 +88,7 @@ class AsynchronousSteps:
         self._step_spec, mesh = program.step_spec, program.mesh
         if mesh.size > 1:
             raise InputError(
-                "mesh.devices must be 1 for asynchronous training, which is simulated on one"
+                "mesh.devices: must be 1 for asynchronous training, which is simulated on one"
                 f" device: found {mesh.size} devices."
             )
         options = program.predictor.compiler_options | self._step_spec.embedding.update_options

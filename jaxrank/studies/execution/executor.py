@@ -188,7 +188,7 @@ def opened(
         RunError: another study runs in the workdir.
     """
     if jobs < 1:
-        raise InputError(f"--jobs must be at least 1: found {jobs}.")
+        raise InputError(f"--jobs: must be at least 1: found {jobs}.")
     try:
         lock = lock_directory(workdir / "runs")
     except OSError as error:

@@ -58,7 +58,7 @@ def train(
         stack.callback(run.batches.close)
         if not 1 <= workers <= run.run_schedule.num_steps:
             raise InputError(
-                "workers must be at least 1 and at most the number of steps, which is"
+                "workers: must be at least 1 and at most the number of steps, which is"
                 f" {run.run_schedule.num_steps}: found {workers}."
             )
 

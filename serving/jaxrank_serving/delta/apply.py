@@ -56,7 +56,9 @@ def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
         )
     change.verify()
     if os.path.lexists(output):
-        raise BundleError(f"{output}: must not exist: found it. Name another directory.")
+        raise BundleError(
+            f"{output}: must not exist: found an existing path. Name another directory."
+        )
     content = change.file(TARGET).read_bytes()
     target = json.loads(content)
     if not isinstance(target, dict) or target.get("checksum") != seal(target):
@@ -92,7 +94,7 @@ def _write(base: Bundle, delta: Any, files: dict[str, Any], folder: Path) -> Non
         if path.stat().st_size != entry["bytes"] or checksum(path) != entry["checksum"]:
             raise BundleError(
                 f"{delta.path}: {name} must have the checksum {entry['checksum']} after it is"
-                f" changed: found another. Is {base.path} damaged? Verify it."
+                f" changed: found another. Verify {base.path}, which may be damaged."
             )
 
 

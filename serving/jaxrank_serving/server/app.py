@@ -239,7 +239,9 @@ class App:
         try:
             result = await asyncio.to_thread(self.repository.refresh)
         except BusyError as error:
-            text = "load: must be alone: found another check for versions. Try again later."
+            text = (
+                "load: must run once at a time: found another check in progress. Try again later."
+            )
             raise HttpError(429, text, "load", ((b"retry-after", b"1"),)) from error
         tree = {
             "name": self._settings.name,

@@ -149,13 +149,13 @@ def test_parts_of_a_cross_do_not_run_into_each_other(stores):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (dict(kind="hours", columns="at"), r"derived\[0\].kind must be one of .*'hours'"),
+        (dict(kind="hours", columns="at"), r"derived\[0\].kind: must be one of .*'hours'"),
         (dict(kind="hour", columns="att"), r"derived\[0\].columns: .*no column 'att'.*'at'"),
-        (dict(kind="cross", columns="at"), r"columns must be 2 or 3 columns \(kind='cross'\)"),
+        (dict(kind="cross", columns="at"), r"columns: must be 2 or 3 columns \(kind='cross'\)"),
         (dict(kind="hour", columns="at", zone="Europe/Berlim"), "IANA.*nearest is 'Europe/Berlin'"),
         (dict(kind="log", columns="x", zone=ZONE), "zone.*kind.*log"),
-        (dict(kind="bucket", columns="x"), "boundaries must be rising"),
-        (dict(kind="log", columns="x", name="y"), r"derived\[0\].name must be .*no other.*'y'"),
+        (dict(kind="bucket", columns="x"), "boundaries: must be rising"),
+        (dict(kind="log", columns="x", name="y"), r"derived\[0\].name: must be .*no other.*'y'"),
         (dict(kind="log", columns="user", name="z"), r"raw.parquet, row \d+, column user.*number"),
     ],
 )

@@ -281,7 +281,7 @@ def test_a_bad_negative_rate_is_rejected(bad):
         ),
         (
             dict(negative_rate=1e-50),
-            "negative_rate must be at least 1e-38 and at most 1: found 1e-50",
+            "negative_rate: must be at least 1e-38 and at most 1: found 1e-50",
         ),
     ],
 )
@@ -446,45 +446,48 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(tasks=[dict(name="a")]), r"tasks\[0\].label must be the name of a column, unless"),
+        (dict(tasks=[dict(name="a")]), r"tasks\[0\].label: must be the name of a column, unless"),
         (
             dict(tasks=[BUY]),
-            r"features.time must be the name of the column of events' times, which feat",
+            r"features.time: must be the name of the column of events' times, which feat",
         ),
-        (dict(tasks=[BUY | dict(window_hours=0)], time="at"), r"window_hours must be above 0.*0"),
-        (dict(tasks=[CLICK | dict(window_hours=1)]), r"window_hours must be 0 where.*found 1\.0"),
-        (dict(tasks=[CLICK | dict(window_hours="1")]), r"window_hours must be a number: found '1'"),
-        (dict(tasks=[BUY], time="at", as_of="soon"), r"features.as_of must be a time.*'soon'"),
-        (dict(as_of="2024-05-01"), r"features.as_of must be empty where no task has a `time`"),
-        (dict(by_day=True), r"features.time must be the name of the column of times with by_day"),
+        (dict(tasks=[BUY | dict(window_hours=0)], time="at"), r"window_hours: must be above 0.*0"),
+        (dict(tasks=[CLICK | dict(window_hours=1)]), r"window_hours: must be 0 where.*found 1\.0"),
+        (
+            dict(tasks=[CLICK | dict(window_hours="1")]),
+            r"window_hours: must be a number: found '1'",
+        ),
+        (dict(tasks=[BUY], time="at", as_of="soon"), r"features.as_of: must be a time.*'soon'"),
+        (dict(as_of="2024-05-01"), r"features.as_of: must be empty where no task has a `time`"),
+        (dict(by_day=True), r"features.time: must be the name of the column of times with by_day"),
         (
             dict(tasks=[CLICK | dict(negative_rate=0)]),
-            r"negative_rate must be at least 1e-38.*: found 0",
+            r"negative_rate: must be at least 1e-38.*: found 0",
         ),
-        (dict(tasks=[CLICK | dict(negative_rate=1.5)]), r"negative_rate must be.*: found 1\.5"),
+        (dict(tasks=[CLICK | dict(negative_rate=1.5)]), r"negative_rate: must be.*: found 1\.5"),
         (
             dict(tasks=[CLICK | dict(negative_rate=float("nan"))]),
-            r"negative_rate must be a finite number",
+            r"negative_rate: must be a finite number",
         ),
         (
             dict(tasks=[CLICK | dict(negative_rate=0.5, negative_rate_column="r")]),
-            r"negative_rate must be 1 where negative_rate_column gives the rate: found 0\.5",
+            r"negative_rate: must be 1 where negative_rate_column gives the rate: found 0\.5",
         ),
         (
             dict(tasks=[CLICK | dict(negative_correction="both")]),
-            r"negative_correction must be one of 'weight', 'shift': found 'both'",
+            r"negative_correction: must be one of 'weight', 'shift': found 'both'",
         ),
         (
             dict(categorical=[dict(columns="x", encoding="bucket")]),
-            r"buckets must be from 2 to 65536",
+            r"buckets: must be from 2 to 65536",
         ),
         (
             dict(categorical=[dict(columns="x", encoding="bucket", boundaries=[1, 1 + 1e-12])]),
-            r"categorical\[0\].boundaries must be rising, as float32",
+            r"categorical\[0\].boundaries: must be rising, as float32",
         ),
         (
             dict(categorical=[dict(columns="x", encoding="bucket", boundaries=[1], buckets=3)]),
-            r"categorical\[0\].buckets must be 0 where `boundaries` are given",
+            r"categorical\[0\].buckets: must be 0 where `boundaries` are given",
         ),
         (
             dict(categorical=[dict(columns="x", encoding="bucket", buckets=3, length=2)]),
@@ -512,7 +515,7 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
         ),
         (
             dict(ragged=[dict(columns="x", encoding="bucket")]),
-            r"ragged\[0\].encoding must be one of 'vocabulary', 'hash', 'integer': found 'bucket'",
+            r"ragged\[0\].encoding: must be one of 'vocabulary', 'hash', 'integer': found 'bucket'",
         ),
     ],
 )

@@ -130,12 +130,15 @@ def test_lists_that_do_not_fit_together_are_rejected(columns, ragged, message):
 
 BAD_SPECS = [
     (dict(sequence={"columns": ["item", "sort"]}), "'sort' must be a column of features.ragged"),
-    (dict(sequence={"time": "", "ages": True}), r"sequences\[0\].ages must be False without"),
-    (dict(sequence={"order": "sorted"}), r"order must be one of 'oldest_first', 'newest_first'"),
-    (dict(sequence={"name": "a/b"}), r"sequences\[0\].name must be a name without '/'"),
+    (dict(sequence={"time": "", "ages": True}), r"sequences\[0\].ages: must be False without"),
+    (dict(sequence={"order": "sorted"}), r"order: must be one of 'oldest_first', 'newest_first'"),
+    (dict(sequence={"name": "a/b"}), r"sequences\[0\].name: must be a name without '/'"),
     (dict(ragged={"combiner": "mean"}), "must be of combiner 'none'.*found 'mean'"),
-    (dict(ragged={"keep": "last"}), "`keep` must be 'first' for 'item'.*found 'last'"),
-    (dict(time=""), r"features.time must be the name of the column of times with .*\[0\].time"),
+    (
+        dict(ragged={"keep": "last"}),
+        "features.ragged.keep: must be 'first' for 'item'.*found 'last'",
+    ),
+    (dict(time=""), r"features.time: must be the name of the column of times with .*\[0\].time"),
     (
         dict(
             ragged={"columns": "item"},

@@ -219,5 +219,5 @@ def test_one_instant_of_a_config():
     assert entries.instant("20240501", "features.as_of") == 1_714_521_600
     with pytest.raises(InputError, match=r"must be a time .*: found '24050112', of the year 2405"):
         entries.instant("24050112", "features.as_of")
-    with pytest.raises(InputError, match=r"features.as_of must be a time .*: found 'today'"):
+    with pytest.raises(InputError, match=r"features.as_of: must be a time .*: found 'today'"):
         entries.instant("today", "features.as_of")

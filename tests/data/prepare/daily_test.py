@@ -117,8 +117,8 @@ def test_scales_are_fitted_again_where_that_is_asked_for(tmp_path):
     [
         (dict(encoding="hash", rows=9, keep_days=2), {}, r"keep_days.*encoding.*hash"),
         (dict(encoding="integer", rows=9, max_waiting=2), {}, r"max_waiting.*encoding.*integer"),
-        (dict(keep_days=2), dict(time=""), r"features.time must be .*categorical\[0\].keep_days"),
-        (dict(keep_days=-1), {}, r"keep_days must be at least 0"),
+        (dict(keep_days=2), dict(time=""), r"features.time: must be .*categorical\[0\].keep_days"),
+        (dict(keep_days=-1), {}, r"keep_days: must be at least 0"),
         (dict(keep_days=2), {}, r"share the table 'item', so keep_days must be the same"),
     ],
 )

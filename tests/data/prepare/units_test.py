@@ -392,7 +392,7 @@ def test_compressed_blocks_are_smaller_and_hold_the_same(tmp_path, compression):
     assert store.split("train").bytes < 0.8 * plain.split("train").bytes
     for a, b in zip(store.split("train").blocks(), plain.split("train").blocks(), strict=True):
         np.testing.assert_array_equal(a.list_values, b.list_values)
-    with pytest.raises(InputError, match="data.compression must be one of '', 'lz4', 'zstd'"):
+    with pytest.raises(InputError, match="data.compression: must be one of '', 'lz4', 'zstd'"):
         run(tmp_path / "other", train, compression="gzip")
 
 

@@ -110,7 +110,7 @@ def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
         (tmp_path / f"late{i}.csv").write_bytes(gzip.compress(f"n\n{i}\n".encode()))
     for name in ("day2.csv~", "day3.csv._COPYING_"):  # would be read as two more days
         (inside / name).write_text("n\n2\n")
-        with pytest.raises(InputError, match=rf"{name}: a file of a directory must be complete"):
+        with pytest.raises(InputError, match=rf"{name}: must not be a backup or unfinished file"):
             make_source(dict(kind="csv", files=dict(train=str(inside))))
         (inside / name).unlink()
     files = [str(tmp_path / "first.csv"), OtherPath(inside), str(tmp_path / "late*.csv")]

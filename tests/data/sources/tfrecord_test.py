@@ -250,10 +250,10 @@ def test_two_kinds_of_one_feature_and_no_features_cannot_be_inferred(tmp_path):
     [
         (
             {"i": "int32"},
-            r"source\.columns\.i must be one of 'bytes'.*'list<int64>'.*: found 'int32'",
+            r"source\.columns\.i: must be one of 'bytes'.*'list<int64>'.*: found 'int32'",
         ),
-        ({}, r"source\.columns must be a dict with an entry: found \{\}"),
-        (["i"], r"source\.columns must be a dict"),
+        ({}, r"source\.columns: must be a dict with an entry: found \{\}"),
+        (["i"], r"source\.columns: must be a dict"),
     ],
 )
 def test_columns_that_cannot_be_are_rejected(tmp_path, columns, message):
@@ -276,7 +276,7 @@ BAD = {
     ),
     "feature": (
         example({"i": b"\x1a\x05\x0a"}),
-        "row {}, column i: must be a feature of a tf.Example: found 3 bytes that are none.",
+        "row {}, column i: must be a feature of a tf.Example: found 3 invalid bytes.",
     ),
     "texts": (
         example({"b": feature("bytes", [b"x", b"y"])}),
@@ -284,14 +284,14 @@ BAD = {
     ),
     "float": (
         example({"f": field(2, field(1, b"abc"))}),
-        "row {}, column f: must be a feature of a tf.Example: found 7 bytes that are none.",
+        "row {}, column f: must be a feature of a tf.Example: found 7 invalid bytes.",
     ),
     # The entry claims 32 bytes, more than the record has left: it would end in the next record.
     "overrun": (
         field(1, b"\x0a\x20" + field(1, b"i") + b"\x12\x1b" + feature("int64", [4])),
-        "row {}: must be a tf.Example: found 14 bytes that are none.",
+        "row {}: must be a tf.Example: found 14 invalid bytes.",
     ),
-    "example": (b"\x0a\x7fabc", "row {}: must be a tf.Example: found 5 bytes that are none."),
+    "example": (b"\x0a\x7fabc", "row {}: must be a tf.Example: found 5 invalid bytes."),
 }
 
 

@@ -281,7 +281,7 @@ def test_what_a_server_does_not_give_at_once_is_asked_for_again(tmp_path, no_pau
 def test_a_store_of_which_no_server_has_a_list_is_named():
     with serving(".") as url:
         pass
-    with pytest.raises(InputError, match=f"{url}/s: no such store. Is its server there"):
+    with pytest.raises(InputError, match=f"{url}/s: no such store. Check that its server"):
         open_store(f"{url}/s")
 
 
@@ -415,7 +415,9 @@ def test_parts_of_a_manifest_of_another_type_are_named(tmp_path):
     manifest = json.loads(path.read_text())
     for part in ({"splits": []}, {"schema": []}, {"splits": {"train": 3}}, {"spec": 3}):
         path.write_text(manifests.SEAL.to_text(manifest | part))
-        with pytest.raises(InputError, match="manifest.json: (must be a manifest|schema must be)"):
+        with pytest.raises(
+            InputError, match="manifest.json: (must be a manifest|schema.*: must be)"
+        ):
             open_store(tmp_path / "s")
 
 

@@ -322,50 +322,50 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"click_rate": 1.0}, r"source\.click_rate must be above 0 and below 1: found 1\.0"),
-        ({"missing": -0.5}, r"source\.missing must be at least 0 and below 1: found -0\.5"),
+        ({"click_rate": 1.0}, r"source\.click_rate: must be above 0 and below 1: found 1\.0"),
+        ({"missing": -0.5}, r"source\.missing: must be at least 0 and below 1: found -0\.5"),
         (
             {"categorical": (5, 0)},
-            r"source\.categorical\[1\] must be at least 1 and at most 2147483647: found 0",
+            r"source\.categorical\[1\]: must be at least 1 and at most 2147483647: found 0",
         ),
-        ({"rows": {"train": -1}}, r"source\.rows\.train must be at least 0: found -1"),
-        ({"rows": {}}, r"source\.rows must be a dict with an entry: found \{\}"),
-        ({"rows": 5}, r"source\.rows must be a dict: found 5"),
-        ({"seed": -1}, r"source\.seed must be at least 0: found -1"),
-        ({"dense": -1}, r"source\.dense must be at least 0: found -1"),
-        ({"dense": 1.5}, r"source\.dense must be a whole number: found 1\.5"),
-        ({"categorical": 5}, r"source\.categorical must be a list: found 5"),
-        ({"categorical": ("x",)}, r"source\.categorical\[0\] must be a whole number: found 'x'"),
-        ({"exponent": -1}, r"source\.exponent must be at least 0: found -1"),
-        ({"signal": float("nan")}, r"source\.signal must be a finite number: found nan"),
-        ({"missing": "0.1"}, r"source\.missing must be a number: found '0\.1'"),
-        ({"ragged": [5]}, r"source\.ragged\[0\] must be a dict: found 5"),
+        ({"rows": {"train": -1}}, r"source\.rows\.train: must be at least 0: found -1"),
+        ({"rows": {}}, r"source\.rows: must be a dict with an entry: found \{\}"),
+        ({"rows": 5}, r"source\.rows: must be a dict: found 5"),
+        ({"seed": -1}, r"source\.seed: must be at least 0: found -1"),
+        ({"dense": -1}, r"source\.dense: must be at least 0: found -1"),
+        ({"dense": 1.5}, r"source\.dense: must be a whole number: found 1\.5"),
+        ({"categorical": 5}, r"source\.categorical: must be a list: found 5"),
+        ({"categorical": ("x",)}, r"source\.categorical\[0\]: must be a whole number: found 'x'"),
+        ({"exponent": -1}, r"source\.exponent: must be at least 0: found -1"),
+        ({"signal": float("nan")}, r"source\.signal: must be a finite number: found nan"),
+        ({"missing": "0.1"}, r"source\.missing: must be a number: found '0\.1'"),
+        ({"ragged": [5]}, r"source\.ragged\[0\]: must be a dict: found 5"),
         (
             {"ragged": [{"rows": 0, "mean_length": 1}]},
-            r"source\.ragged\[0\]\.rows must be at least 1 and at most 2147483647: found 0",
+            r"source\.ragged\[0\]\.rows: must be at least 1 and at most 2147483647: found 0",
         ),
         (
             {"ragged": [{"rows": 5, "mean_length": -1}]},
-            r"source\.ragged\[0\]\.mean_length must be above 0: found -1",
+            r"source\.ragged\[0\]\.mean_length: must be above 0: found -1",
         ),
         (
             {"ragged": [{"rows": 5, "mean_length": 1, "weighted": "yes"}]},
-            r"source\.ragged\[0\]\.weighted must be True or False: found 'yes'",
+            r"source\.ragged\[0\]\.weighted: must be True or False: found 'yes'",
         ),
-        ({"negative_rate": 0}, r"source\.negative_rate must be above 0 and at most 1: found 0"),
-        ({"drift": -1}, r"source\.drift must be at least 0: found -1"),
-        ({"drift": 0.1}, r"source\.drift must be 0 without days: found 0\.1"),
-        ({"delay_hours": 2}, r"source\.delay_hours must be 0 without days: found 2"),
-        ({"days": -1}, r"source\.days must be at least 0: found -1"),
-        ({"days": {"x": 1}}, r"source\.days must be a number, or one for each of \['train'\]"),
-        ({"first_day": {"train": 1}}, r"source\.first_day must be empty without days"),
+        ({"negative_rate": 0}, r"source\.negative_rate: must be above 0 and at most 1: found 0"),
+        ({"drift": -1}, r"source\.drift: must be at least 0: found -1"),
+        ({"drift": 0.1}, r"source\.drift: must be 0 without days: found 0\.1"),
+        ({"delay_hours": 2}, r"source\.delay_hours: must be 0 without days: found 2"),
+        ({"days": -1}, r"source\.days: must be at least 0: found -1"),
+        ({"days": {"x": 1}}, r"source\.days: must be a number, or one for each of \['train'\]"),
+        ({"first_day": {"train": 1}}, r"source\.first_day: must be empty without days"),
         (
             {"days": 1, "first_day": {"x": 1}},
-            r"source\.first_day must be a dict of splits among \['train'\]: found \{'x': 1\}",
+            r"source\.first_day: must be a dict of splits among \['train'\]: found \{'x': 1\}",
         ),
         (
             {"rows": {"a": 1, "b": 1}, "days": {"a": 1, "b": 0}},
-            r"source\.days must be 0 for all splits or for none",
+            r"source\.days: must be 0 for all splits or for none",
         ),
         ({"ragged": [{"rows": 5}]}, r"source\.ragged\[0\]\.mean_length is missing"),
         (
@@ -416,5 +416,5 @@ def test_the_similarity_to_the_history_explains_the_share_of_the_logits_that_is_
 
 
 def test_too_few_items_for_their_categories_are_rejected():
-    with pytest.raises(InputError, match=r"history_items must be 0, or at least .*=6: found 5"):
+    with pytest.raises(InputError, match=r"history_items: must be 0, or at least .*=6: found 5"):
         generated(rows={"train": 10}, seed=1, history_items=5, history_categories=6)

@@ -154,7 +154,7 @@ def test_flops_count_the_products_of_every_event():
 
 
 BAD = [
-    ("target_attention", dict(candidate={}), r"history.candidate must be a feature of the events"),
+    ("target_attention", dict(candidate={}), r"history.candidate: must be a feature of the events"),
     ("target_attention", dict(candidate={"s9": "v0"}), "'s9' must be a feature of the sequence, s"),
     ("target_attention", dict(candidate={"s0": "v1"}), r"one vector of dimension 2.*found \[4\]"),
     ("target_attention", dict(candidate={"s0": "v7"}), "inputs.vectors must have a feature 'v7'"),
