@@ -51,7 +51,7 @@ def lists(entry: Ragged, cells: Cells, weight_cells: Cells | None) -> Lists:
             if is_empty(value):
                 ids.reject(i, "a list without empty ids")
     weights = None if weighing is None else _weights(ids, weighing, kind)
-    overlong = overlong(entry, lengths, cells.is_context)
+    overlong = find_overlong(entry, lengths, cells.is_context)
     if not overlong.any():
         return Lists(ids, lengths, weights, 0, 0)
     position = positions(lengths)
@@ -68,7 +68,7 @@ def positions(lengths: np.ndarray) -> np.ndarray:
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def overlong(entry: Ragged, lengths: np.ndarray, is_context: bool) -> np.ndarray:
+def find_overlong(entry: Ragged, lengths: np.ndarray, is_context: bool) -> np.ndarray:
     """Returns bool[n], True for lists that are longer than the `max_length` of a feature.
 
     Raises:

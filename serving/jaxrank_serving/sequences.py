@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrank_serving.derived.times import seconds
 from jaxrank_serving.errors import RequestError
-from jaxrank_serving.lists import Lists, is_empty, is_padding, overlong, positions
+from jaxrank_serving.lists import Lists, find_overlong, is_empty, is_padding, positions
 from jaxrank_serving.signature import Column, Events, Ragged
 from jaxrank_serving.values import Cells, elements
 
@@ -164,6 +164,6 @@ def _timed(sequence: Events, events: _Aligned, time_format: str) -> _Aligned:
 def _truncated(entry: Ragged, events: _Aligned) -> _Aligned:
     """Keeps the newest `max_length` events of each history, or rejects longer ones."""
     is_context = next(iter(events.ids.values())).is_context
-    if not overlong(entry, events.lengths, is_context).any():
+    if not find_overlong(entry, events.lengths, is_context).any():
         return events
     return events.select(positions(events.lengths) < entry.max_length)
