@@ -485,4 +485,4 @@ def test_too_little_memory_is_reported_in_one_line(take, monkeypatch, capsys):
         cli.main()
     lines = capsys.readouterr().err
     assert result.value.code == 1
-    assert re.fullmatch(r"jaxrank: error: not enough memory: .*\d+.* batch_size .*\n", lines)
+    assert re.fullmatch(r"jaxrank: error: not enough memory: .*\d+.* batch_size.*\n", lines)

@@ -152,7 +152,7 @@ def test_differences_name_each_field_with_both_values():
         ),
         (
             "c.unlock(); c.model = ConfigDict(dict(cros=1))",
-            "field: model.cros. .*model.cross",
+            "field: model.cros..*model.cross",
         ),
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
         ("raise SystemExit(0)", "c.py:5: SystemExit: 0"),

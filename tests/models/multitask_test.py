@@ -234,11 +234,11 @@ def test_outputs_are_the_joint_logits_of_what_the_model_puts_out_and_the_biases(
 @pytest.mark.parametrize(
     ("tasks", "parents", "message"),
     [
-        (1, 0, r"model.parents .*tuple of numbers of tasks.*0"),
-        (2, (-1, 2), r"model.parents .*from 0 to 1, or -1.*\(-1, 2\)"),
-        (3, (-1, 0), r"model.parents .*one number per task.*\(-1, 0\), 3 task"),
-        (2, (-1, 1), r"model.parents .*cycle.*task 1 "),
-        (4, (1, 2, 1, -1), r"model.parents .*cycle.*task 0 "),
+        (1, 0, r"model.parents.*tuple of numbers of tasks.*0"),
+        (2, (-1, 2), r"model.parents.*from 0 to 1, or -1.*\(-1, 2\)"),
+        (3, (-1, 0), r"model.parents.*one number per task.*\(-1, 0\), 3 task"),
+        (2, (-1, 1), r"model.parents.*cycle.*task 1 "),
+        (4, (1, 2, 1, -1), r"model.parents.*cycle.*task 0 "),
     ],
 )
 def test_parents_that_cannot_be_are_rejected(tasks, parents, message):

@@ -141,7 +141,7 @@ def test_a_run_whose_model_is_not_registered_reports_how_to_give_it(folder, monk
     monkeypatch.delitem(extensions._ORIGINS, ("model", "own"), raising=False)
     for verb in ("evaluate", "export"):
         output = [f"--output={folder / 'never'}"] if verb == "export" else []
-        missing = rf"model.name .*ranker.*: found 'own'.*--models=FILE.py. .* 'own' of {OWN}"
+        missing = rf"model.name.*ranker.*: found 'own'.*--models=FILE.py. .* 'own' of {OWN}"
         with pytest.raises(InputError, match=missing):
             cli.run([verb, f"--workdir={folder / 'run'}", *output])
     extensions.load(OWN)

@@ -334,7 +334,7 @@ def test_without_a_store_only_generated_data_can_be_planned():
         ),
         (
             ("--topology=v3-8", "--config.embedding.placement=row"),
-            "embedding.placement .* 'auto', 'rows', 'replicated': found 'row'",
+            "embedding.placement.* 'auto', 'rows', 'replicated': found 'row'",
         ),
         (
             ("--topology=v3-8", "--config.embedding.placements={'x*': 'rows'}"),
@@ -342,7 +342,7 @@ def test_without_a_store_only_generated_data_can_be_planned():
         ),
         (
             ("--topology=v3-8", "--config.embedding.exchange_slack=-1.0"),
-            "embedding.exchange_slack .* at least 0: found -1.0",
+            "embedding.exchange_slack.* at least 0: found -1.0",
         ),
         (
             ("--topology=v3-8", "--config.source.kind=csv"),

@@ -190,7 +190,7 @@ def test_exchanges_have_the_right_values_and_a_rate(mesh):
         verdict = function(mesh, 4096, 0.01)
         assert verdict.status == PASS
         assert "values are right" in verdict.finding
-        assert "predicts nothing for cpu" in verdict.finding
+        assert "no prediction for cpu" in verdict.finding
 
 
 @pytest.mark.parametrize(
