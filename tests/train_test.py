@@ -359,7 +359,7 @@ def test_data_of_a_workdir_that_was_prepared_from_another_source_is_rejected(tmp
     [
         (
             dict(valid="test"),
-            r"data.valid: .* of .*run/data, one of \['train', 'valid'\]: found 'test'. It is ''",
+            r"data.valid: .* of .*run/data, one of \['train', 'valid'\]: found 'test'. Set",
         ),
         (dict(train="trian"), r"data.train: must be a split .*: found 'trian'\.$"),
         (dict(train=""), "data.train: must be a split .*: found ''"),

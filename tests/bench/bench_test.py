@@ -111,8 +111,8 @@ def test_bench_waits_for_no_run_and_rejects_what_cannot_be_measured(tmp_path, mo
             measure.bench(tiny.config(**changes), tmp_path, seconds=seconds, report=nothing)
 
     rejected("--seconds: must be .*: found 0", seconds=0)
-    rejected("--seconds .* found nan", seconds=float("nan"))
-    rejected("num_steps and num_epochs", num_epochs=2.0)
+    rejected("--seconds.* found nan", seconds=float("nan"))
+    rejected("num_steps, num_epochs: ", num_epochs=2.0)
     with locked(tmp_path), pytest.raises(RunError, match="another process trains"):
         measure.bench(tiny.config(), tmp_path, seconds=1.0, report=nothing)
     monkeypatch.setattr(processes, "place", lambda: (0, 2))

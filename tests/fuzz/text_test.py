@@ -244,6 +244,7 @@ WHOLE = 10**6
 @example(Case("csv", b"BZh,n\n1,2\n", False, (WHOLE, WHOLE, 9, 14)))
 @example(Case("csv", b'\x04"M\x18,n\n1,2\n', False, (WHOLE, WHOLE, 9, 14)))
 @example(Case("criteo", b'\x04"M\x18' + b"\t" * 39 + b"\n", False, (3, 1, 1, 1)))
+@example(Case("criteo", b"1" + b"\t\0" * 39 + b"\n", False, (3, 1, 1, 1)))
 @given(cases())
 def test_any_text_is_read_as_the_csv_module_reads_its_lines_or_rejected(path, case):
     check(case, path)

@@ -312,8 +312,8 @@ def test_without_a_store_only_generated_data_can_be_planned():
         (("--devices=8",), "--memory: must be given with --devices"),
         (("--devices=8", "--memory=16XB"), "--memory: must be.*16GiB: found '16XB'"),
         (("--devices=8", "--memory=0"), "--memory: must be .* above 0.*'0'"),
-        (("--devices=0", "--memory=1GiB"), "--devices .* at least 1: found 0"),
-        (("--devices=-2", "--memory=1GiB"), "--devices .* at least 1: found -2"),
+        (("--devices=0", "--memory=1GiB"), "--devices.* at least 1: found 0"),
+        (("--devices=-2", "--memory=1GiB"), "--devices.* at least 1: found -2"),
         (("--devices=48", "--memory=1GiB"), "divides 1024: found 48"),
         (
             ("--topology=v3-8", "--config.mesh.devices=9"),
@@ -321,13 +321,16 @@ def test_without_a_store_only_generated_data_can_be_planned():
         ),
         (("--topology=v3-8", "--config.eval.metric=click/foo"), "eval.metric: must be one of"),
         (("--topology=v3-8", "--config.data.valid=nope"), "data.valid: must be a split"),
-        (("--topology=v3-8", "--config.num_epochs=1.0"), "one of num_steps and num_epochs"),
+        (
+            ("--topology=v3-8", "--config.num_epochs=1.0"),
+            "num_steps, num_epochs: .* 0: found num_steps=16",
+        ),
         (("--devices=256", "--memory=1GiB"), "batch_size=128, 256 devices"),
         (
             ("--devices=8", "--memory=1GiB", "--replicas=3"),
             "--replicas: must divide .* found 3, 8 devices",
         ),
-        (("--devices=8", "--memory=1GiB", "--batches=0"), "--batches .* at least 1: found 0"),
+        (("--devices=8", "--memory=1GiB", "--batches=0"), "--batches.* at least 1: found 0"),
         (
             ("--topology=v9-8",),
             "v2, v3, v4, .*, h200.*'v9-8'",

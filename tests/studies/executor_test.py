@@ -183,7 +183,9 @@ def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, number):
 def test_several_jobs_do_not_share_an_accelerator(tmp_path, monkeypatch):
     workdir, log = tmp_path / "study", tmp_path / "log"
     monkeypatch.setenv("FAKE_PLATFORM", "gpu")
-    with pytest.raises(InputError, match=r"found --jobs=2 and 1 x a chip. Use --jobs=1"):
+    with pytest.raises(
+        InputError, match=r"--jobs: must be 1.*found 2, with 1 x a chip. Set --jobs=1"
+    ):
         executed(workdir, log, jobs=2)
     assert [path.name for path in workdir.glob("runs/*/")] == ["devices-present"]
     monkeypatch.setenv("FAKE_PLATFORM", "cpu")  # the workdir is used on another machine

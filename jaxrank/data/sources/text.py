@@ -141,12 +141,12 @@ class TextSource(LineSource):
         self._format = Delimited(delimiter, header, nulls, escape)
         self._header = header and not columns
         self._columns: list[str] = list(columns)
-        # the header by path, where its order differs from the first
-        self._other_orders: dict[str, list[str]] = {}
-        if self._columns:
+        if not self._header:
             for path in self.files:
                 lines.first_line(path)  # rejects files that are not text
-        elif header:
+        # the header by path, where its order differs from the first
+        self._other_orders: dict[str, list[str]] = {}
+        if self._header:
             paths = self.files
             headers = {path: self._read_header(path) for path in paths}
             check_rows(
@@ -157,7 +157,7 @@ class TextSource(LineSource):
                 check_same_columns(paths[0], self._columns, path, names)
                 if names != self._columns:
                     self._other_orders[path] = names
-        else:
+        elif not columns:
             self._columns = _criteo_columns(self.files[0])
 
     def columns(self, split: str) -> list[str]:
