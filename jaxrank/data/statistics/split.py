@@ -56,6 +56,8 @@ class Moments:
         part._variance = (np.where(present, values - part.mean, 0.0) ** 2).sum(axis=0) / some
         part.min = np.fmin.reduce(values, axis=0, initial=np.inf)
         part.max = np.fmax.reduce(values, axis=0, initial=-np.inf)
+        # The rounding error of the mean of large numbers, such as nanoseconds, would be a feature.
+        part.mean = np.where(part.min == part.max, part.min, part.mean)
         self.merge(part)
 
     def merge(self, other: "Moments") -> None:
