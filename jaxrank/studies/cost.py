@@ -9,6 +9,7 @@ from jaxrank import config_files
 from jaxrank.aot.prices import Prices
 from jaxrank.aot.scaling import RATES
 from jaxrank.aot.topology import Topology, find_topology, topology
+from jaxrank.errors import InputError
 from jaxrank.studies.scaling import OPEN_BATCH, describe_devices, round_shards
 from jaxrank.studies.study import (
     Context,
@@ -43,6 +44,17 @@ class Options:
     )
     workers: int = field(56, help="workers of the CPU cluster that is extrapolated", at_least=1)
     servers: int = field(10, help="parameter servers of that cluster", at_least=0)
+    estimated_batch_size: int = field(
+        0, help="batch size of the estimates; 0: of the config", unit="examples", at_least=0
+    )
+    measured_batch_size: int = field(
+        0, help="batch size on this machine; 0: of the config", unit="examples", at_least=0
+    )
+    measured_rows: int = field(
+        0,
+        help="maximum rows per split of generated data to measure with; 0: as in the config",
+        at_least=0,
+    )
     seconds: float = field(5.0, help="duration of each measurement", unit="seconds", above=0)
 
 
@@ -116,9 +128,11 @@ def _present(values: Mapping[str, Any], prices: Prices) -> _Machine:
 def _specs(
     context: Context, model: str, overrides: Mapping[str, Any], estimated: Mapping[str, _Machine]
 ) -> list[RunSpec]:
-    batch = overrides.get("batch_size", context.config.batch_size) or OPEN_BATCH
+    of_config = overrides.get("batch_size", context.config.batch_size)
+    batch = context.options.estimated_batch_size or of_config or OPEN_BATCH
     seconds = {"seconds": context.options.seconds}
-    specs = [RunSpec(f"measured-{model}", dict(overrides), "bench", seconds)]
+    measured = {**overrides, **_measured_overrides(context, overrides)}
+    specs = [RunSpec(f"measured-{model}", measured, "bench", seconds)]
     for name in estimated:
         devices = topology(name).devices
         changes = {
@@ -129,6 +143,28 @@ def _specs(
         }
         specs.append(RunSpec(f"estimated-{model}-{name}", changes, "estimate", {"topology": name}))
     return specs
+
+
+def _measured_overrides(context: Context, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a measurement changes in a config, because this machine may be a small one.
+
+    Raises:
+        InputError: the number of rows is set, and a model has data that is not generated.
+    """
+    options = context.options
+    changes: dict[str, Any] = {}
+    if options.measured_batch_size:
+        changes["batch_size"] = options.measured_batch_size
+    if options.measured_rows:
+        source = overrides.get("source") or config_files.to_plain(context.config.source)
+        if source.get("kind") != "synthetic":
+            raise InputError(
+                "--measured-rows must be 0 for data that is not generated: found"
+                f" {options.measured_rows:,} and source.kind={source.get('kind')!r}."
+            )
+        rows = {name: min(n, options.measured_rows) for name, n in source["rows"].items()}
+        changes["source"] = {**source, "rows": rows}
+    return changes
 
 
 class _Row(NamedTuple):

@@ -44,6 +44,12 @@ class Options:
         ("v3-8", "v3-32", "v3-128", "a100-1", "a100-4", "a100-8"),
         help="TPU slices and GPUs to estimate",
     )
+    measured_batch_size: int = field(
+        0,
+        help="batch size on the fewest devices of this machine; 0: of the config",
+        unit="examples",
+        at_least=0,
+    )
     seconds: float = field(5.0, help="duration of each measurement", unit="seconds", above=0)
 
 
@@ -98,11 +104,15 @@ def round_shards(devices: int, shards: int) -> int:
     return devices * -(-shards // devices)
 
 
-def _overrides(context: Context, devices: int, ratio: int) -> dict[str, Any]:
-    """Returns the overrides for a number of devices, with `ratio` times the batch."""
+def _batch_size(context: Context) -> int:
+    return context.config.batch_size or OPEN_BATCH
+
+
+def _overrides(context: Context, devices: int, batch: int) -> dict[str, Any]:
+    """Returns the overrides for a number of devices and a batch size."""
     return {
         "mesh.devices": devices,
-        "batch_size": (context.config.batch_size or OPEN_BATCH) * ratio,
+        "batch_size": batch,
         "data.shards": round_shards(devices, context.config.data.shards),
     }
 
@@ -110,7 +120,9 @@ def _overrides(context: Context, devices: int, ratio: int) -> dict[str, Any]:
 def _measured(
     context: Context, growth: str, devices: int, present: Mapping[str, Any], fewest: int
 ) -> RunSpec:
-    overrides = _overrides(context, devices, devices // fewest if growth == "weak" else 1)
+    batch = context.options.measured_batch_size or _batch_size(context)
+    ratio = devices // fewest if growth == "weak" else 1
+    overrides = _overrides(context, devices, batch * ratio)
     return RunSpec(
         f"measured-{devices}-batch-{overrides['batch_size']}",
         overrides,
@@ -125,7 +137,8 @@ def _estimated(
 ) -> RunSpec:
     fewest = min(m.devices for m in machines if m.generation == machine.generation)
     ratio = machine.devices // fewest if growth == "weak" else 1
-    overrides = _overrides(context, machine.devices, ratio) | {"mesh.devices": 0}
+    batch = _batch_size(context) * ratio
+    overrides = _overrides(context, machine.devices, batch) | {"mesh.devices": 0}
     name = f"estimated-{machine.name}-batch-{overrides['batch_size']}"
     return RunSpec(name, overrides, "estimate", {"topology": machine.name})
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import tiny
+from ml_collections import ConfigDict
 
 from jaxrank import cli, config_files
 from jaxrank.aot.prices import COLUMNS, Prices
@@ -12,8 +13,9 @@ from jaxrank.aot.topology import topology
 from jaxrank.errors import InputError
 from jaxrank.studies import cost, input, registry, scaling
 from jaxrank.studies.execution import measure
+from jaxrank.studies.execution.directories import Directories
 from jaxrank.studies.execution.kinds import RunInput
-from jaxrank.studies.study import Context, RunResult
+from jaxrank.studies.study import Context, RunResult, RunSpec
 
 CPU = {"count": 1, "kind": "cpu", "platform": "cpu", "cores": 2}
 
@@ -22,7 +24,7 @@ def ignore(text):
     """Drops a line of a report."""
 
 
-def driven(study, answer, **options):
+def driven(study, answer, config=None, **options):
     """Drives a study by made-up results.
 
     answer: spec -> (examples/s, values), or None for a failed run.
@@ -30,7 +32,8 @@ def driven(study, answer, **options):
     Returns:
         The outcome, and the specs by name.
     """
-    context = Context(tiny.config(batch_size=128), study.options(**options), ignore)
+    config = config or tiny.config(batch_size=128)
+    context = Context(config, study.options(**options), ignore)
     runs, specs = study.runs(context), {}
     batch = next(runs)
     while True:
@@ -84,6 +87,10 @@ def test_scaling_compares_each_family_with_its_smallest_machine():
     assert sum("v3-8-batch" in name for name in specs) == 1  # for both
     slice_spec = specs[f"estimated-v3-128-batch-{16 * 128}"]
     assert slice_spec.overrides["data.shards"] == 128
+    _, small = driven(scaling.STUDY, scaled, **options, measured_batch_size=64)
+    assert "measured-2-batch-128" in small
+    assert "measured-1-batch-64" in small
+    assert f"estimated-v3-128-batch-{16 * 128}" in small
     (two,) = rows(outcome, how="measured", batch="weak", devices=2)
     assert two["speed-up"] == pytest.approx(2**0.5)
     assert two["of linear"] == pytest.approx(2**-0.5)
@@ -185,6 +192,23 @@ def test_cost_compares_examples_per_dollar(tmp_path):
     assert "check them" in text
 
 
+def test_cost_measures_on_fewer_rows_and_smaller_batches_than_it_estimates(tmp_path):
+    options = dict(measured_batch_size=16, measured_rows=500, estimated_batch_size=256)
+    prices = price_file(tmp_path / "p.csv")
+    _, specs = driven(cost.STUDY, priced, prices=prices, other_configs=("quickstart",), **options)
+    for name in ("config", "quickstart"):
+        overrides = specs[f"measured-{name}"].overrides
+        assert overrides["batch_size"] == 16
+        assert overrides["source"]["rows"] == dict(train=500, valid=500)
+    assert "source" not in specs["estimated-config-v3-32"].overrides
+    assert specs["estimated-config-v3-32"].overrides["batch_size"] == 256
+    config = tiny.config()
+    with config.unlocked():
+        config.source = ConfigDict(dict(kind="csv"))
+    with pytest.raises(InputError, match=r"--measured-rows must be 0 .* found 500 and .*'csv'"):
+        driven(cost.STUDY, priced, config=config, prices=prices, **options)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -211,6 +235,15 @@ def test_the_prices_of_the_program_are_dated_or_empty():
     prices = Prices()
     assert prices.by_device.keys() >= {"v3", "a100", "h100", "cpu"}
     assert all(price.date for price in prices.by_device.values() if price.usd_per_hour)
+
+
+def test_an_estimate_generates_its_sample_and_reads_other_data_of_the_study(tmp_path):
+    spec = RunSpec("estimated", kind="estimate", settings={"topology": "v3-8"})
+    assert not Directories(tiny.config(), tmp_path, []).reads_shared_data(spec)
+    other = tiny.config()
+    with other.unlocked():
+        other.source = ConfigDict(dict(kind="csv", files=dict(train="a.csv")))
+    assert Directories(other, tmp_path, []).reads_shared_data(spec)
 
 
 def test_kinds_of_runs_measure_devices_stores_and_the_input(store, tmp_path):

@@ -20,7 +20,13 @@ from ml_collections import ConfigDict
 import jaxrank
 from jaxrank import config_files, json_files
 from jaxrank.errors import InputError
-from jaxrank.studies.execution.kinds import DEVICES, PREPARE, VERBS, WITHOUT_DATA
+from jaxrank.studies.execution.kinds import (
+    DEVICES,
+    GENERATES_SAMPLE,
+    PREPARE,
+    VERBS,
+    WITHOUT_DATA,
+)
 from jaxrank.studies.execution.worker import COMMAND, CONFIG, LOG, RESULT, RUN
 from jaxrank.studies.study import RunResult, RunSpec
 from jaxrank.workdir import user_code
@@ -48,7 +54,7 @@ class Directories:
 
     def reads_shared_data(self, spec: RunSpec) -> bool:
         """Returns True if a run reads WORKDIR/data, which the study prepares once."""
-        return spec.kind not in WITHOUT_DATA and bool(self._store(self._config(spec)))
+        return bool(self._store(spec, self._config(spec)))
 
     def result(self, spec: RunSpec) -> RunResult | None:
         """Returns the result of a run that has finished, None for one that must be executed.
@@ -89,7 +95,7 @@ class Directories:
         for name in (RESULT, LOG):
             (path / name).unlink(missing_ok=True)
         config = inputs.pop("config")
-        store = "" if spec.kind in WITHOUT_DATA else self._store(config)
+        store = self._store(spec, config)
         key = _digest({"config": config, **inputs})
         json_files.write(path / CONFIG, config)
         (path / COMMAND).write_text(self._command_line(spec, store) + "\n")
@@ -121,8 +127,11 @@ class Directories:
             }
         return json_files.plain(inputs)
 
-    def _store(self, config: Mapping[str, Any]) -> str:
+    def _store(self, spec: RunSpec, config: Mapping[str, Any]) -> str:
         """Returns the store of the study if a run with this config reads it, or an empty text."""
+        is_generated = config["source"].get("kind") == "synthetic"
+        if spec.kind in WITHOUT_DATA or (spec.kind in GENERATES_SAMPLE and is_generated):
+            return ""
         names_data = config["data"]["store"] or config["data"]["direct"]
         is_equal = _stored(config) == _stored(self._base)
         return "" if names_data or not is_equal else str(self._workdir / "data")

@@ -109,7 +109,7 @@ def _measure(name: str) -> Kind:
     return kind
 
 
-PREPARE, DEVICES = "prepare", "devices"
+PREPARE, DEVICES, ESTIMATE = "prepare", "devices", "estimate"
 KINDS: Mapping[str, Kind] = {
     "train": _train,
     "asynchronous": _train_asynchronously,
@@ -118,12 +118,15 @@ KINDS: Mapping[str, Kind] = {
     "bench": _measure("bench"),
     "input": _measure("input_rate"),
     "store": _measure("prepare_store"),
-    "estimate": _measure("estimate"),
+    ESTIMATE: _measure("estimate"),
     PREPARE: _prepare,
 }
 
 # Kinds of runs that do not read the data of the study.
 WITHOUT_DATA = (PREPARE, DEVICES)
+
+# Kinds of runs that read a sample of generated data, which they generate themselves.
+GENERATES_SAMPLE = (ESTIMATE,)
 
 # Verbs that do the same as a kind of run without settings.
 VERBS: Mapping[str, str] = {"train": "train"}
