@@ -1,15 +1,11 @@
-"""The study of stability: its groups, its search for rates, and a small real run."""
+"""The study of stability: its groups and its search for rates."""
 
-import json
 import math
 
 import pytest
-import quick_compile
 import tiny
-from checkout import HELPERS
 from driving import drive, resolved
 
-from jaxrank import cli
 from jaxrank.errors import InputError
 from jaxrank.studies import stability, tuning
 from jaxrank.studies.study import Context, RunResult, RunSpec
@@ -89,33 +85,3 @@ def test_more_workers_than_steps_are_rejected():
     context = Context(tiny.config(), stability.Options(workers=(101,)), lambda text: None)
     with pytest.raises(InputError, match=r"--workers: must be at most .* which is 100: found 101"):
         drive(stability.runs(context), answer)
-
-
-@pytest.mark.slow
-def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
-    """The one test of studies with real workers."""
-    monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
-    args = [f"--config={HELPERS / 'study_config.py'}", f"--workdir={tmp_path}", "--runs=2"]
-    cli.run(["study", "stability", *args, "--workers=3", "--steps=4", "--tune-rounds=0"])
-    actual = json.loads((tmp_path / "stability.json").read_text())
-    rows = [row for row in actual["table"]["rows"] if row[3] == "click/logloss"]
-    assert [(row[1], row[2], row[4]) for row in rows] == [
-        (None, "nothing", 2),
-        (None, "seed", 2),
-        (3, "schedule", 2),
-        (3, "both", 2),
-    ]
-    assert rows[0][6] == 0
-    assert min(row[6] for row in rows[1:]) > 0
-    assert rows[2][12] >= 1
-    assert "Identical synchronous runs are equal" in actual["conclusion"][1]
-    assert not actual["failed"]
-    assert (tmp_path / "data").is_dir()  # of all runs
-    folders = list((tmp_path / "runs").glob("sync-*"))
-    assert folders
-    for folder in folders:
-        assert not (folder / "train" / "data").exists()
-        assert not (folder / "train" / "checkpoints").exists()
-        assert (folder / "train" / "metrics.jsonl").exists()
-        command = (folder / "command.txt").read_text()
-        assert f"--config.data.store={tmp_path / 'data'}" in command
