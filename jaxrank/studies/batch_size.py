@@ -2,7 +2,8 @@
 
 1. Learning rates are tuned at the base batch size, for synchronous and for asynchronous training.
 2. Each batch size runs with each rule, with and without warm-up and averages, on one seed.
-3. At each batch size, the best of these and the rule of the config run with the other seeds.
+3. At each batch size, the best of these, the best without averaged weights and the rule of the
+   config run with the other seeds.
 
 Losses are compared with the base batch size at equal seeds.
 """
@@ -80,9 +81,15 @@ def runs(context: Context) -> Runs:
     )
 
 
-def _best(results: Mapping[Case, list[RunResult]], batch: int) -> Case:
-    """Returns the synchronous case with the smallest loss, of those with the most runs."""
+def _best(
+    results: Mapping[Case, list[RunResult]], batch: int, *, with_averages: bool = True
+) -> Case:
+    """Returns the synchronous case with the smallest loss, of those with the most runs.
+
+    with_averages: include averaged weights, which need a second copy of the tables.
+    """
     cases = [case for case in results if case.batch == batch and not case.workers]
+    cases = [case for case in cases if with_averages or not case.average]
     most = max(len(results[case]) for case in cases)
     return min(
         (case for case in cases if len(results[case]) == most),
@@ -93,9 +100,13 @@ def _best(results: Mapping[Case, list[RunResult]], batch: int) -> Case:
 def _finalists(
     cases: Sequence[Case], results: Mapping[Case, list[RunResult]], rule: str
 ) -> Iterable[Case]:
-    """Yields the cases that run with all seeds: of each batch size the best and the config's."""
+    """Yields the cases that run with all seeds.
+
+    Of each batch size these are the best, the best without averaged weights, and the config's.
+    """
     for batch in dict.fromkeys(case.batch for case in cases):
         yield _best(results, batch)
+        yield _best(results, batch, with_averages=False)
         yield Case(batch, rule)
 
 
@@ -219,6 +230,12 @@ def _conclusion(
         f" {text(best)} with the best of the values tried: {best.rule}, warm-up {best.warmup:g},"
         f" ema_decay {best.average:g}."
     )
+    if best.average:
+        single = _best(results, largest, with_averages=False)
+        sentence += (
+            f" The best without averaged weights, which need a second copy of the tables, is"
+            f" {single.rule}, warm-up {single.warmup:g}: {text(single)}."
+        )
     parallel = [case for case in results if case.workers and case.batch == largest]
     if parallel:
         sentence += f" With {options.workers} asynchronous workers it is {text(parallel[0])}."

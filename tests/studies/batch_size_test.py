@@ -47,7 +47,8 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     first, others, parallel = batches[-3:]
     assert len(first) == 4 + 3 * 3 * 4  # the rules of 64, 512 and 1,024; one of 128
     assert {spec.overrides["seed"] for spec in others} == {1, 2}
-    assert len(others) == 2 * 7  # two of each batch size, which at 128 may be the same
+    # The best, the best without averages and the config's, of which some are the same.
+    assert len(others) == 2 * (2 + 1 + 3 + 3)
     assert [spec.kind for spec in parallel] == ["asynchronous"] * 12
     assert {spec.settings["workers"] for spec in parallel} == {4}
     rows = {row[:6]: row for row in outcome.table.rows}
@@ -60,6 +61,8 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     first, second = outcome.conclusion
     assert f"click/logloss with the config's rule {rule} changes by +0.600% (" in first
     assert "best of the values tried: sqrt, warm-up 0.1, ema_decay 0.99" in first
+    assert "The best without averaged weights, which need a second copy of the tables, is" in first
+    assert "sqrt, warm-up 0.1: +0.150% (" in first
     assert "With 4 asynchronous workers it is +1.5" in first
     assert "95% of its largest value at batch size 512" in second
     assert "--config.optim.dense.scaling=sqrt" in outcome.best_overrides
