@@ -24,7 +24,7 @@ FLAGS = {
         *("--batch-sizes=32,64", "--base=64", "--rules=linear", "--warmups=0", "--averages=0"),
         *("--runs=1", "--workers=2", "--tune-rounds=0", "--examples=256"),
     ],
-    "scaling": [SECONDS, "--devices=1,2", "--topologies=v3-8", "--measured-batch-size=16"],
+    "scaling": [SECONDS, "--devices=2", "--topologies=v3-8", "--measured-batch-size=16"],
     "input": [
         *(SECONDS, "--compressions=none,lz4", "--block-sizes=256", "--workers=0"),
         *("--prefetch=0,4", "--repeats=1"),
@@ -87,7 +87,7 @@ def measures_batch_sizes(rows):
 
 def measures_devices(rows):
     measured = [row["devices"] for row in rows if row["how"] == "measured"]
-    assert sorted(measured) == [1, 1, 2, 2]
+    assert measured == [2, 2]  # strong and weak, which are one run for the fewest
     assert {row["machine"] for row in rows if row["how"] == "estimated"} == {"v3-8"}
 
 
