@@ -97,8 +97,11 @@ class Specs:
         return max(1, self.examples // batch)
 
     def side(self, workers: int) -> RunSpec:
-        """Returns the spec of a side for the search, at the base batch size."""
-        case = Case(self._options.base, self._options.rules[0], workers=workers)
+        """Returns the spec of a side for the search, at the base batch size.
+
+        All rules are the same there. It has that of the config, so that other `rules` reuse it.
+        """
+        case = Case(self._options.base, config_rule(self._config), workers=workers)
         return RunSpec(
             "async" if workers else "sync", self._overrides(case), *training_kind(workers, 0)
         )

@@ -69,6 +69,21 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     assert "--config.batch_size=1024" in outcome.best_overrides
 
 
+def test_other_rules_and_batch_sizes_reuse_the_search_and_the_runs_at_the_base_batch():
+    specs = []
+    for sizes, rules in (((128, 512), ("none",)), ((128, 256, 512), ("linear", "sqrt"))):
+        options = batch_size.Options(
+            batch_sizes=sizes, base=128, rules=rules, workers=0, runs=1, averages=(0.0,)
+        )
+        context = Context(tiny.config(), options, lambda text: None)
+        _, batches = drive(batch_size.runs(context), answer)
+        specs.append({spec.name: spec for batch in batches for spec in batch})
+    first, second = specs
+    shared = first.keys() & second.keys()
+    assert {"tune-sync-dense+0-tables+0", "sync-128-sqrt+sqrt_linear-warmup0-ema0-seed0"} <= shared
+    assert all(first[name] == second[name] for name in shared)
+
+
 def test_rates_of_the_config_are_those_at_the_base_batch():
     plain = resolved(tiny.config())["config"]  # base_batch 4,096
     actual = batch_size_cases.set_base_rates(plain, 1024)["optim"]
