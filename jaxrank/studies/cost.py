@@ -159,8 +159,9 @@ def _measured_overrides(context: Context, overrides: Mapping[str, Any]) -> dict[
         source = overrides.get("source") or config_files.to_plain(context.config.source)
         if source.get("kind") != "synthetic":
             raise InputError(
-                "--measured-rows must be 0 for data that is not generated: found"
-                f" {options.measured_rows:,} and source.kind={source.get('kind')!r}."
+                "--measured-rows: must be 0 for data that is not generated: found"
+                f" {options.measured_rows:,} and source.kind={source.get('kind')!r}. Leave the flag"
+                " out."
             )
         rows = {name: min(n, options.measured_rows) for name, n in source["rows"].items()}
         changes["source"] = {**source, "rows": rows}

@@ -205,7 +205,7 @@ def test_cost_measures_on_fewer_rows_and_smaller_batches_than_it_estimates(tmp_p
     config = tiny.config()
     with config.unlocked():
         config.source = ConfigDict(dict(kind="csv"))
-    with pytest.raises(InputError, match=r"--measured-rows must be 0 .* found 500 and .*'csv'"):
+    with pytest.raises(InputError, match=r"--measured-rows: must be 0 .* found 500 and .*'csv'"):
         driven(cost.STUDY, priced, config=config, prices=prices, **options)
 
 
