@@ -20,7 +20,7 @@ from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema, Task
 from jaxrank.layout import Layout
-from jaxrank.metrics.early_stopping import check_metric, monitored_tasks
+from jaxrank.metrics.early_stopping import Ranked, check_metric, monitored_tasks
 from jaxrank.models.registry import RANKER
 from jaxrank.outputs import check_parents, idle_tasks
 from jaxrank.program import Predictor
@@ -216,8 +216,25 @@ def trained_tasks(config: ConfigDict, schema: Schema) -> list[Task]:
     return [task for task in schema.tasks if task.name not in idle]
 
 
-def watched_metric(config: ConfigDict, schema: Schema) -> str:
+def ranked_tasks(config: ConfigDict) -> tuple[str, ...]:
+    """Returns the names of the tasks that are trained by ranking alone."""
+    return ()
+
+
+def ranked_metrics(config: ConfigDict, group: str) -> Ranked:
+    """Returns the metrics of requests that a run can monitor.
+
+    Args:
+        group: the column `features.group` of the data. Empty: it has no requests.
+    """
+    return Ranked(config.eval.top_k if group else 0, ranked_tasks(config))
+
+
+def watched_metric(config: ConfigDict, schema: Schema, group: str = "") -> str:
     """Returns the "task/metric" that selects the best checkpoint.
+
+    Args:
+        group: see `ranked_metrics`.
 
     Raises:
         InputError: no metric has that name, or its task is not trained.
@@ -229,9 +246,11 @@ def watched_metric(config: ConfigDict, schema: Schema) -> str:
             "task_weights: must have a number above 0, so that a task is trained: found"
             f" {tuple(config.task_weights)}."
         )
-    name = check_metric(schema.tasks, config.eval.metric or check_metric(tasks, ""))
-    if monitored_tasks(schema.tasks, name) != (name.rpartition("/")[0],):
-        return check_metric(tasks, name)  # a mean is over the tasks that are trained
+    ranked = ranked_metrics(config, group)
+    default = check_metric(tasks, "", ranked)
+    name = check_metric(schema.tasks, config.eval.metric or default, ranked)
+    if monitored_tasks(schema.tasks, name, ranked) != (name.rpartition("/")[0],):
+        return check_metric(tasks, name, ranked)  # a mean is over the tasks that are trained
     if name.rpartition("/")[0] in idle:
         raise InputError(
             f"eval.metric: must be of a task that is trained: found {name!r}, whose weight in"
@@ -249,7 +268,7 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
         InputError: naming the field.
     """
     make_workload(config, schema, ListRoom(1, {}, None))
-    watched_metric(config, schema)
+    watched_metric(config, schema, config.features.get("group", ""))
     make_base_rates(config.model, schema, None)
     names = [t.name for t in schema.tables]
     placements = to_plain(config.embedding.placements)

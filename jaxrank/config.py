@@ -282,6 +282,12 @@ class Eval:
     min_delta: float = field(
         0.0, at_least=0, help="minimum change of the metric that counts as improvement"
     )
+    top_k: int = field(
+        10,
+        unit="ranks",
+        at_least=1,
+        help="k of ndcg@k and recall@k of requests, the examples with one value of features.group",
+    )
     cluster: str = field(
         "",
         help="the column whose values are independent, such as the user, the request or day, for"

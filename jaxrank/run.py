@@ -22,6 +22,7 @@ from jaxrank.build import (
     make_step_spec,
     make_workload,
     model_fields,
+    ranked_metrics,
     table_dims,
     trained_tasks,
     untrained,
@@ -40,9 +41,10 @@ from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.columns import check_column
 from jaxrank.evaluation.model_view import check_features
+from jaxrank.evaluation.requests import RequestSpec, request_spec
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Layout, ReplicatedRows
-from jaxrank.metrics.early_stopping import Monitor, make_monitor, monitored_tasks
+from jaxrank.metrics.early_stopping import Monitor, Ranked, make_monitor, monitored_tasks
 from jaxrank.placement import decide
 from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report, format_bytes
@@ -109,6 +111,7 @@ class Run:
     recent_batches: for `batch_statistics`.
     base_rates: base rates that a new run starts from.
     has_base_rates: whether the base rates come from statistics of the labels.
+    requests: how requests are scored.
     """
 
     config: ConfigDict
@@ -129,6 +132,7 @@ class Run:
     checkpoints: Checkpoints
     base_rates: BaseRates
     has_base_rates: bool
+    requests: RequestSpec
 
     @property
     def schema(self) -> Schema:
@@ -268,7 +272,8 @@ def build(
     check_row_shards(mesh.shape[meshes.SHARD])
     data = run_data.locate(*sections, directory, inherits=inherits_store)
     store = data.prepare(report, functools.partial(_check_names, config))
-    metric = watched_metric(config, store.schema)
+    requests = request_spec(config, store)
+    metric = watched_metric(config, store.schema, requests.column)
     split = store.split(config.data.train, "data.train")
     config = defaults.choose(
         config, defaults.measure_data(split, store.schema, config.data.order), report
@@ -324,7 +329,8 @@ def build(
             steps_per_execution=config.steps_per_execution,
         )
         run_schedule = run_schedule._replace(next_days=chosen)
-    monitor = _make_monitor(config, store.schema, evaluated, metric)
+    ranked = ranked_metrics(config, requests.column)
+    monitor = _make_monitor(config, store.schema, evaluated, metric, ranked)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     step_spec = make_step_spec(
         config, layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
@@ -359,6 +365,7 @@ def build(
         ),
         base_rates=make_base_rates(config.model, store.schema, labels),
         has_base_rates=labels is not None,
+        requests=requests,
     )
 
 
@@ -377,7 +384,8 @@ def _check_data(
     if config.eval.cluster:
         check_column(store, evaluated, config.eval.cluster, "eval.cluster")
     if config.data.valid:
-        for task in monitored_tasks(trained_tasks(config, store.schema), metric):
+        ranked = ranked_metrics(config, str(store.spec.features.get("group", "")))
+        for task in monitored_tasks(trained_tasks(config, store.schema), metric, ranked):
             _check_metric(config.eval, f"{task}/{metric.rpartition('/')[2]}", evaluated)
         _report_undefined(evaluated, report)
     for name in untrained(config, store.schema):
@@ -416,15 +424,18 @@ def _open_batches(
     return batches, recent_batches
 
 
-def _make_monitor(config: ConfigDict, schema: Schema, evaluated: Split, metric: str) -> Monitor:
-    others = ("every_steps", "batch_size", "cluster")
+def _make_monitor(
+    config: ConfigDict, schema: Schema, evaluated: Split, metric: str, ranked: Ranked
+) -> Monitor:
+    others = ("every_steps", "batch_size", "cluster", "top_k")
     watched = {k: v for k, v in config.eval.items() if k not in others}
     watched["metric"] = metric
     evaluated_on = ""
     if config.data.valid:
         by_day = config.data.valid == NEXT_DAY
         evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
-    return make_monitor(trained_tasks(config, schema), evaluated_on=evaluated_on, **watched)
+    tasks = trained_tasks(config, schema)
+    return make_monitor(tasks, evaluated_on=evaluated_on, ranked=ranked, **watched)
 
 
 def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
@@ -632,7 +643,7 @@ def _check_metric(section: ConfigDict, name: str, split: Split) -> None:
     if not known:
         actual = "none that is known"
     elif labels.get("kind", "binary") == "binary":
-        if metric in ("auc", "normalized_entropy") and positives in (0, known):
+        if metric in ("auc", "gauc", "normalized_entropy") and positives in (0, known):
             actual = f"{known:,} labels, all {1 if positives else 0}"
     elif metric.startswith("normalized_") and labels["min"] == labels["max"]:
         actual = f"{known:,} labels, all {labels['min']:g}"

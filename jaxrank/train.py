@@ -411,7 +411,8 @@ class Milestones:
 
 def _scores(run: Run, weights: Weights, split: str) -> scoring.Scores:
     predictor, size = run.program.predictor, run.eval_batch_size
-    return scoring.evaluate(predictor, weights, run.open_split(split), size)
+    split_data = run.open_split(split)
+    return scoring.evaluate(predictor, weights, split_data, size, requests=run.requests)
 
 
 def _untrained(run: Run) -> tuple[str, ...]:
@@ -472,6 +473,7 @@ def _result(
         untrained=_untrained(run),
         buckets=shown.buckets if shown else {},
         histograms=shown.histograms if shown else {},
+        requests=shown.requests if shown else None,
     )
 
 

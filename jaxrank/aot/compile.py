@@ -102,7 +102,7 @@ def compile_slices(
     ]
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
-    data = plan.open_data(located, config.eval.metric, report)
+    data = plan.open_data(located, config, report)
     config = plan.choose_unset(config, workdir, data, report)
     rows = int(data.reads.part_rows.sum())
     smallest = min((machine.topology for machine in machines), key=lambda t: t.devices)

@@ -64,8 +64,19 @@ def traffic_weights(
     """
     traffic = np.ones(labels.shape) if weights is None else weights.astype(np.float64)
     if logit_correction is not None:
-        traffic = traffic * np.where(labels == 0, np.exp(-logit_correction.astype(np.float64)), 1)
+        traffic = traffic * candidates(labels, logit_correction)
     return np.where(np.isnan(labels), 0, traffic)
+
+
+def candidates(labels: np.ndarray, logit_correction: np.ndarray | None) -> np.ndarray:
+    """Returns f64[n, tasks], the number of examples of the full traffic that each one stands for.
+
+    Args:
+        labels, logit_correction: as in `Examples`.
+    """
+    if logit_correction is None:
+        return np.ones(labels.shape)
+    return np.where(labels == 0, np.exp(-logit_correction.astype(np.float64)), 1.0)
 
 
 class Entries(NamedTuple):

@@ -329,9 +329,9 @@ def _edges(store: Store, table: str) -> Sequence[float]:
 
 def _distinct(name: str, parts: list[pa.Array], flag: str) -> Column:
     kind = parts[0].type
-    coded = _coded(parts, name, flag)
-    values = json_files.plain(coded.dictionary.to_pylist(), non_finite="text")
-    code = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    encoded = coded(parts, name, flag)
+    values = json_files.plain(encoded.dictionary.to_pylist(), non_finite="text")
+    code = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     if not pa.types.is_temporal(kind):
         return Column(name, values, code)
     order = sorted(range(len(values)), key=lambda i: (values[i] is None, str(values[i])))
@@ -340,7 +340,7 @@ def _distinct(name: str, parts: list[pa.Array], flag: str) -> Column:
     return Column(name, [values[i] for i in order], place[code], is_ordered=True)
 
 
-def _coded(parts: list[pa.Array], column: str, flag: str) -> pa.DictionaryArray:
+def coded(parts: list[pa.Array], column: str, flag: str) -> pa.DictionaryArray:
     """Encodes a column with a dictionary of its distinct values, including the missing value.
 
     Values of types that JSON does not have are converted to text.

@@ -30,6 +30,7 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
 from jaxrank.evaluation.model_view import view_for_model
+from jaxrank.evaluation.requests import NO_REQUESTS, RequestSpec, request_spec
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Layout
 from jaxrank.models import Model
@@ -54,6 +55,7 @@ class Evaluation(NamedTuple):
     untrained: tasks of weight 0, which stay as they were initialised.
     intervals: {task: {metric: [low, high]}}, the 95% interval of each metric. NaN where undefined.
     cluster: {column, clusters} of the intervals. None: examples count as independent.
+    requests: what the metrics of requests count; see `requests.score_requests`. None: no requests.
     """
 
     step: int
@@ -70,6 +72,7 @@ class Evaluation(NamedTuple):
     untrained: tuple[str, ...] = ()
     intervals: Mapping[str, Mapping[str, list[float]]] = MappingProxyType({})
     cluster: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
 
 
 class Prediction(NamedTuple):
@@ -204,6 +207,7 @@ class Opened(NamedTuple):
 
     store: with all features and its own table rows, unlike `split`.
     cluster: the field `eval.cluster` of the run.
+    requests: how requests are scored.
     """
 
     batch_size: int
@@ -213,6 +217,7 @@ class Opened(NamedTuple):
     store: Store
     untrained: tuple[str, ...] = ()
     cluster: str = ""
+    requests: RequestSpec = NO_REQUESTS
 
     def groups(self, by: str) -> slices.Groups | None:
         """Reads the columns to slice by, None if `by` is empty. See `slices.groups_of`."""
@@ -259,7 +264,8 @@ def open_run(
     size = batch_size or run.config.eval.batch_size
     left = untrained(run.config, run.schema)
     cluster = run.config.eval.cluster
-    return Opened(size, run.predictor(), opened, checkpoints, stored, left, cluster)
+    requests = request_spec(run.config, stored)
+    return Opened(size, run.predictor(), opened, checkpoints, stored, left, cluster, requests)
 
 
 def evaluate(
@@ -300,7 +306,9 @@ def evaluate_opened(
     started = time.perf_counter()
     scoring.check_labelled(run.split)
     step, weights = run.checkpoints.read(checkpoint, run.weights)
-    scores = scoring.evaluate(run.predictor, weights, run.split, run.batch_size, groups, clusters)
+    scores = scoring.evaluate(
+        run.predictor, weights, run.split, run.batch_size, groups, clusters, run.requests
+    )
     schema = run.predictor.layout.schema
     reference = scoring.reference(run.split, schema)
     evaluation = Evaluation(
@@ -318,6 +326,7 @@ def evaluate_opened(
         untrained=run.untrained,
         intervals=scores.intervals,
         cluster=clusters.to_json() if clusters else None,
+        requests=scores.requests,
     )
     return evaluation, scores.scored
 

@@ -95,7 +95,10 @@ def _metrics(run: Opened, step: int) -> scoring.Metrics | None:
         if run.checkpoints.is_deleted(step):
             return None
         raise
-    return scoring.evaluate(run.predictor, weights, run.split, run.batch_size).metrics
+    scores = scoring.evaluate(
+        run.predictor, weights, run.split, run.batch_size, requests=run.requests
+    )
+    return scores.metrics
 
 
 def _last_step(folder: Path) -> int:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxrank.evaluation.days import DayScore
 from jaxrank.evaluation.evaluate import Evaluation
+from jaxrank.evaluation.requests import WEIGHTING, request_lines
 from jaxrank.evaluation.score import Metrics
-from jaxrank.metrics.registry import NORMALIZED, TITLES
+from jaxrank.metrics.registry import NORMALIZED, title_of
 
 _SHOWN = 20  # values of a column
 _SHOWN_IN_ORDER = 100  # values of a column of days, hours or buckets
@@ -43,6 +44,7 @@ class Result(NamedTuple):
     trained_steps: steps of this command, 0 if the run had finished before.
     buckets, histograms: of the scores behind `metrics`, see `evaluate.Evaluation`. In progressive
         validation they are of the last day. Empty without validation.
+    requests: what the metrics of requests count, see `evaluate.Evaluation`.
     """
 
     step: int
@@ -60,6 +62,7 @@ class Result(NamedTuple):
     trained_steps: int = 0
     buckets: Mapping[str, list[dict[str, float]]] = MappingProxyType({})
     histograms: Mapping[str, dict[str, list[float]]] = MappingProxyType({})
+    requests: dict[str, Any] | None = None
 
 
 def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
@@ -69,7 +72,7 @@ def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
     """
     return "; ".join(
         f"{task}{_NOT_TRAINED * (task in untrained)}: "
-        + ", ".join(f"{TITLES[c]} {values[c]:.5f}" for c in list(values)[:2])
+        + ", ".join(f"{title_of(c)} {values[c]:.5f}" for c in list(values)[:2])
         for task, values in metrics.items()
     )
 
@@ -77,7 +80,7 @@ def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
 def worse_than_constant(metrics: Metrics) -> dict[str, str]:
     """Returns {task: metric} for tasks whose loss is above the loss of the best constant."""
     return {
-        task: f"{TITLES[name]} {values[name]:.5f}"
+        task: f"{title_of(name)} {values[name]:.5f}"
         for task, values in metrics.items()
         for name in NORMALIZED
         if values.get(name, 0) > 1
@@ -110,12 +113,17 @@ def flatten_metrics(metrics: Metrics) -> dict[str, float]:
 
 
 def _titles(metrics: dict[str, float]) -> str:
-    return "".join(f"{TITLES[c]:>15}" for c in metrics if c != "examples")
+    return "".join(f"{title_of(c):>15}" for c in metrics if c != "examples")
 
 
 def _values(metrics: dict[str, float]) -> str:
     # The space separates columns even if a squared error is wider than its column.
     return "".join(f" {v:>14.5f}" for c, v in metrics.items() if c != "examples")
+
+
+def _shared(metrics: dict[str, float], model: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics that a model has too."""
+    return {name: value for name, value in metrics.items() if name in model}
 
 
 def _line(name: str, metrics: dict[str, float]) -> str:
@@ -139,12 +147,12 @@ def _table(
             cells = (_half_width(intervals[task], c) for c in values if c != "examples")
             lines.append("  95% interval    " + "".join(f" {cell:>14}" for cell in cells))
         if baseline and task in baseline:
-            lines.append(_line("regression", baseline[task]))
+            lines.append(_line("regression", _shared(baseline[task], values)))
         if best and task in best:
-            lines.append(_line("best possible", best[task]))
+            lines.append(_line("best possible", _shared(best[task], values)))
         if constant:
-            lines.append(_line("best constant", constant[task]))
-        if constant and best and task in best:
+            lines.append(_line("best constant", _shared(constant[task], values)))
+        if constant and best and task in best and "logloss" in values:
             gap = constant[task]["logloss"] - best[task]["logloss"]
             above = values["logloss"] - best[task]["logloss"]
             if above == above:  # NaN if no label is known
@@ -216,6 +224,7 @@ def format_training(result: Result, workdir: str, *, page: bool = True) -> str:
             result.baseline["metrics"] if result.baseline else None,
         ),
         *_baseline(result),
+        *request_lines(result.requests),
         f"checkpoint   {result.checkpoint}",
         f"TensorBoard  tensorboard --logdir={os.path.join(workdir, 'tensorboard')}",
         f"every step   {os.path.join(workdir, 'metrics.jsonl')}",
@@ -276,7 +285,7 @@ def _slices(by: dict[str, Any]) -> list[str]:
     values = by["values"]
     most = _SHOWN_IN_ORDER if by["is_ordered"] else _SHOWN
     for task in values[0]["metrics"] if values else []:
-        titles = [TITLES[c] for c in values[0]["metrics"][task] if c != "examples"]
+        titles = [title_of(c) for c in values[0]["metrics"][task] if c != "examples"]
         header = "".join(f"{title:>19}" for title in titles)
         lines.append(f"{task + ' by ' + by['column']:<32}{'examples':>12}{header}")
         for entry, name in zip(values, _names(values[:most]), strict=False):
@@ -292,7 +301,11 @@ def _slices(by: dict[str, Any]) -> list[str]:
             rest = "later ones" if by["is_ordered"] else "of fewer rows"
             lines.append(f"  and {len(values) - most:,} {rest}; --json has all")
         if task in by["gauc"]:
-            lines.append(f"  mean AUC of the values, by weight: {by['gauc'][task]:.5f}")
+            lines.append(
+                f"  mean AUC of the values, by weight: {by['gauc'][task]:.5f} (GAUC by"
+                f" {by['column']}, weighted by {WEIGHTING}, without"
+                f" {by['gauc_excluded'][task]:.1%} of the weight in values of one label)"
+            )
     return lines
 
 
@@ -314,6 +327,7 @@ def format_evaluation(result: Evaluation) -> str:
             result.untrained,
             intervals=result.intervals,
         ),
+        *request_lines(result.requests),
         cluster_line(result.cluster),
     ]
     for task, buckets in result.buckets.items():

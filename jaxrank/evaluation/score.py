@@ -18,6 +18,7 @@ from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import slices
+from jaxrank.evaluation.requests import NO_REQUESTS, RequestSpec, read_requests, score_requests
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.mesh import put_batch
 from jaxrank.metrics import exact
@@ -43,6 +44,7 @@ class Scores(NamedTuple):
     slices: metrics per group, if requested.
     intervals: {task: {metric: [low, high]}}.
     scored: the scores of all examples.
+    requests: what the metrics of requests count; see `requests.score_requests`. None: no requests.
     """
 
     metrics: Metrics
@@ -53,6 +55,7 @@ class Scores(NamedTuple):
     slices: slices.Slices | None
     intervals: dict[str, dict[str, list[float]]]
     scored: "Scored"
+    requests: dict[str, Any] | None = None
 
 
 # Marks files of predictions in the metadata of their schema.
@@ -148,6 +151,7 @@ def evaluate(
     batch_size: int,
     groups: slices.Groups | None = None,
     clusters: slices.Clusters | None = None,
+    requests: RequestSpec = NO_REQUESTS,
 ) -> Scores:
     """Computes exact metrics of `weights` on a split. Needs 12 bytes per example and task.
 
@@ -158,6 +162,7 @@ def evaluate(
         batch_size: in examples, rounded up to whole groups.
         groups: of examples, for metrics per group.
         clusters: of examples, for intervals. None: examples are independent.
+        requests: how requests are scored.
 
     Raises:
         RunError: a prediction is not finite.
@@ -169,15 +174,30 @@ def evaluate(
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
         metrics[task.name] = exact.exact(logits, labels, weight, task.kind)
-        buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
+        if task.name not in requests.ranked:
+            buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
         histograms[task.name] = score_histogram(logits, labels, weight, task.kind)
         code = clusters.code if clusters else None
         spans[task.name] = slices.metric_intervals(
             metrics[task.name], logits, labels, weight, task.kind, code
         )
     sliced = slices.group_metrics(groups, tasks, *scored, clusters) if groups else None
+    described = None
+    if requests.column:
+        of_split = read_requests(split, requests.column)
+        of_requests, described = score_requests(requests, of_split, tasks, *scored)
+        metrics = {name: m | of_requests.get(name, {}) for name, m in metrics.items()}
+    for task in tasks:
+        name = task.name
+        metrics[name] = requests.without_probabilities(task, metrics[name])
+        spans[name] = requests.without_probabilities(task, spans[name])
+        for entry in sliced.values if sliced else ():
+            for part in {"metrics", "intervals"} & entry.keys():
+                entry[part][name] = requests.without_probabilities(task, entry[part][name])
     seconds = time.perf_counter() - start
-    return Scores(metrics, buckets, histograms, split.rows, seconds, sliced, spans, scored)
+    return Scores(
+        metrics, buckets, histograms, split.rows, seconds, sliced, spans, scored, described
+    )
 
 
 def score_all(predictor: Predictor, weights: Weights, split: Split, batch_size: int) -> Scored:

@@ -11,6 +11,7 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation.columns import UNKNOWN, Column, column_names, read_columns
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
+from jaxrank.metrics.ranking import gauc
 
 MOST = 100_000  # maximum number of distinct values
 _MOST_INTERVALS = 1_000  # slices, the largest ones, whose metrics have intervals
@@ -28,12 +29,14 @@ class Slices(NamedTuple):
     gauc: of each binary task, the mean AUC over values with both labels, weighted by the weights of
         their examples. NaN if there are no such values. Zhou et al., Deep Interest Network for
         Click-Through Rate Prediction, KDD 2018.
+    gauc_excluded: of each binary task, the fraction of the weight in values without both labels.
     is_ordered: see `Groups`.
     """
 
     column: str
     values: list[dict[str, Any]]
     gauc: dict[str, float]
+    gauc_excluded: dict[str, float]
     is_ordered: bool = False
 
 
@@ -176,14 +179,19 @@ def group_metrics(
             )
             for t, task in enumerate(tasks)
         }
-    weight = np.array([weights[rows].sum(axis=0, dtype=np.float64) for rows in members])
-    gauc = {
-        task.name: _mean_auc([v["metrics"][task.name]["auc"] for v in values], weight[:, i])
+    gaucs = {
+        task.name: gauc(logits[:, i], labels[:, i], weights[:, i], groups.code)
         for i, task in enumerate(tasks)
         if task.kind == "binary"
     }
     shown = sorted(order) if groups.is_ordered else order
-    return Slices(groups.column, [values[i] for i in shown], gauc, groups.is_ordered)
+    return Slices(
+        groups.column,
+        [values[i] for i in shown],
+        {name: mean.gauc for name, mean in gaucs.items()},
+        {name: mean.excluded for name, mean in gaucs.items()},
+        groups.is_ordered,
+    )
 
 
 def metric_intervals(
@@ -212,10 +220,3 @@ def interval_ends(
 ) -> dict[str, list[float]]:
     """Returns {metric: [low, high]}."""
     return {name: [metrics[name] - h, metrics[name] + h] for name, h in half_widths.items()}
-
-
-def _mean_auc(aucs: Sequence[float], weights: np.ndarray) -> float:
-    defined = ~np.isnan(aucs)
-    if not defined.any():
-        return float("nan")
-    return float(np.average(np.asarray(aucs)[defined], weights=weights[defined]))

@@ -3,11 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrank import extensions
 from jaxrank.features import Task
-from jaxrank.metrics.registry import BY_NAME, METRICS
+from jaxrank.metrics.registry import (
+    METRICS,
+    metric_named,
+    probability_names,
+    ranking_names,
+)
 from jaxrank.validate import check_choice
 
 MEAN = "mean"  # in place of a task: the mean over tasks
@@ -45,7 +50,7 @@ class Monitor:
 
     @property
     def higher_is_better(self) -> bool:
-        return BY_NAME[self.metric].higher_is_better
+        return metric_named(self.metric).higher_is_better
 
     def value(self, metrics: Mapping[str, Mapping[str, float]]) -> float:
         """Returns the monitored value, given {task: {name: metric}}. NaN if one of a mean is."""
@@ -90,42 +95,74 @@ class Monitor:
         return dataclasses.replace(new, **(state | {"measures": measures}))
 
 
+class Ranked(NamedTuple):
+    """Metrics of requests that a run can monitor.
+
+    k: number of first ranks; 0: the data has no requests.
+    tasks: those that are trained by ranking alone, without metrics of probabilities.
+    """
+
+    k: int = 0
+    tasks: tuple[str, ...] = ()
+
+
+NO_REQUESTS = Ranked()
+
+
+def monitorable(task: Task, ranked: Ranked = NO_REQUESTS) -> list[str]:
+    """Returns the names of the metrics of a task that a run can monitor, the default one first."""
+    names = [metric.name for metric in METRICS[task.kind]]
+    of_requests = ranking_names(task.kind, ranked.k) if ranked.k else ()
+    if task.name not in ranked.tasks:
+        return [*names, *of_requests]
+    dropped = probability_names(task.kind)
+    return [*of_requests, *(name for name in names if name not in dropped)]
+
+
 def make_monitor(
-    tasks: Sequence[Task], metric: str, *, evaluated_on: str = "", **settings: Any
+    tasks: Sequence[Task],
+    metric: str,
+    *,
+    evaluated_on: str = "",
+    ranked: Ranked = NO_REQUESTS,
+    **settings: Any,
 ) -> Monitor:
     """Creates a monitor of one metric.
 
     Args:
         tasks: of the run.
         metric: "task/metric", or "mean/metric" for the mean over all tasks that have it. Empty: the
-            logloss, squared error or deviance of the first task.
+            logloss, squared error or deviance of the first task, or its NDCG if it is only ranked.
+        ranked: metrics of requests.
         evaluated_on: names the data whose evaluations are comparable. Empty: nothing is evaluated.
         settings: of `Monitor`.
 
     Raises:
         InputError: the task or the metric does not exist.
     """
-    name = check_metric(tasks, metric)
+    name = check_metric(tasks, metric, ranked)
     task, _, watched = name.rpartition("/")
-    averaged = monitored_tasks(tasks, name)
+    averaged = monitored_tasks(tasks, name, ranked)
     averaged = () if averaged == (task,) else averaged
     title = f"{name} ({', '.join(averaged)})" if averaged else name
     measures = f"{title} of {evaluated_on}" if evaluated_on else ""
     return Monitor(task=task, metric=watched, measures=measures, tasks=averaged, **settings)
 
 
-def monitored_tasks(tasks: Sequence[Task], name: str) -> tuple[str, ...]:
+def monitored_tasks(
+    tasks: Sequence[Task], name: str, ranked: Ranked = NO_REQUESTS
+) -> tuple[str, ...]:
     """Returns the names of the tasks of a monitored "task/metric", several for "mean/metric"."""
     task, _, metric = name.rpartition("/")
     if task != MEAN or task in [t.name for t in tasks]:
         return (task,)
-    return tuple(t.name for t in tasks if metric in [m.name for m in METRICS[t.kind]])
+    return tuple(t.name for t in tasks if metric in monitorable(t, ranked))
 
 
-def check_metric(tasks: Sequence[Task], metric: str) -> str:
+def check_metric(tasks: Sequence[Task], metric: str, ranked: Ranked = NO_REQUESTS) -> str:
     """Returns the monitored "task/metric". See `make_monitor` for arguments and errors."""
-    allowed = tuple(f"{task.name}/{m.name}" for task in tasks for m in METRICS[task.kind])
-    means = dict.fromkeys(f"{MEAN}/{m.name}" for task in tasks for m in METRICS[task.kind])
+    allowed = tuple(f"{task.name}/{m}" for task in tasks for m in monitorable(task, ranked))
+    means = dict.fromkeys(f"{MEAN}/{m}" for task in tasks for m in monitorable(task, ranked))
     name = metric or allowed[0]
     check_choice("eval.metric", name, (*allowed, *means), extensions.hint("metric"))
     return name

@@ -65,8 +65,49 @@ NORMALIZED = ("normalized_entropy", "normalized_squared_error", "normalized_devi
 BY_NAME = {metric.name: metric for metrics in METRICS.values() for metric in metrics}
 TITLES = {name: metric.title for name, metric in BY_NAME.items()} | {CALIBRATION: CALIBRATION}
 
+# Metrics of requests (see `ranking`) by name without "@k", of the kinds of tasks that have them.
+_RANKING = {
+    "ndcg": Metric("ndcg", "NDCG", higher_is_better=True),
+    "mrr": Metric("mrr", "MRR", higher_is_better=True),
+    "recall": Metric("recall", "recall", higher_is_better=True),
+    "gauc": Metric("gauc", "GAUC", higher_is_better=True),
+}
+RANKED_KINDS = ("binary", "count")
+
+
+def ranking_names(kind: str, k: int) -> tuple[str, ...]:
+    """Returns the names of the metrics of requests of a kind of task, at the first `k` ranks."""
+    if kind not in RANKED_KINDS:
+        return ()
+    names = (f"ndcg@{k}", "mrr", f"recall@{k}")
+    return (*names, "gauc") if kind == "binary" else names
+
+
+def probability_names(kind: str) -> tuple[str, ...]:
+    """Returns the metrics that a score has no meaning for if it is trained by ranking alone."""
+    return (METRICS[kind][0].name, *NORMALIZED, CALIBRATION)
+
+
+def metric_named(name: str) -> Metric:
+    """Returns the metric with a name such as "auc" or "ndcg@10".
+
+    Raises:
+        KeyError: there is none.
+    """
+    if name in BY_NAME:
+        return BY_NAME[name]
+    base, _, k = name.partition("@")
+    metric = _RANKING[base]
+    return metric._replace(name=name, title=f"{metric.title}@{k}" if k else metric.title)
+
+
+def title_of(name: str) -> str:
+    """Returns the title of a metric, or of the calibration, in printed tables."""
+    return TITLES[name] if name in TITLES else metric_named(name).title
+
+
 METRIC = "metric"  # kind of the registered objects; see `extensions`
-_RESERVED = {*TITLES, "examples"}
+_RESERVED = {*TITLES, *_RANKING, "examples"}
 _OWN: dict[str, Metric] = {}
 
 

@@ -123,7 +123,7 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
     configs.check(config)
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
-    data = plan.open_data(located, config.eval.metric, report)
+    data = plan.open_data(located, config, report)
     config = plan.choose_unset(config, workdir, data, lambda _: None)
     with config.unlocked():
         config.batch_size, config.steps_per_execution = BATCH, STEPS

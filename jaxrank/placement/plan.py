@@ -8,12 +8,19 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import defaults, embedding
-from jaxrank.build import make_list_room, make_run_schedule, make_workload, table_dims
+from jaxrank.build import (
+    make_list_room,
+    make_run_schedule,
+    make_workload,
+    ranked_metrics,
+    table_dims,
+)
 from jaxrank.data.batches import room
 from jaxrank.data.batches.room import ListRoom
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
+from jaxrank.features import Schema
 from jaxrank.layout import layout
 from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.placement import budget, traffic
@@ -78,7 +85,7 @@ def plan(
     configs.check(config)
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
-    data = open_data(located, config.eval.metric, report)
+    data = open_data(located, config, report)
     config = choose_unset(config, workdir, data, report)
     lists = plan_list_room(config, data, report)
     planner = PlacementPlanner(make_workload(config, data.schema, lists), data)
@@ -124,11 +131,11 @@ def _reported(batches: Iterator[Examples], count: int, report: Report) -> Iterat
         yield batch
 
 
-def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs:
+def open_data(data: run_data.RunData, config: ConfigDict, report: Report) -> PlanInputs:
     """Opens the data of a run if it exists, or else generated data, and measures a sample.
 
     Args:
-        metric: the field of `config.eval`.
+        config: of the run, whose `eval.metric` is checked.
 
     Raises:
         InputError: there is neither.
@@ -142,7 +149,7 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
         split = store.split(name, "data.train")
         if valid not in ("", NEXT_DAY):
             store.split(valid, "data.valid")
-        check_metric(store.schema.tasks, metric)
+        _check_metric(config, store.schema, str(store.spec.features.get("group", "")))
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
         return PlanInputs(store.schema, reads, traffic.measure(reads), split)
@@ -154,10 +161,14 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
     data.check_splits("the generated data")
     generated = registry.synthetic_source(data.source)
     reads = traffic.GeneratedReads(generated, name, data.features)
-    check_metric(reads.schema.tasks, metric)
+    _check_metric(config, reads.schema, config.features.get("group", ""))
     report("Reading a sample of generated data")
     sample = traffic.measure(reads)
     return PlanInputs(reads.schema, reads, sample, None)
+
+
+def _check_metric(config: ConfigDict, schema: Schema, group: str) -> None:
+    check_metric(schema.tasks, config.eval.metric, ranked_metrics(config, group))
 
 
 def plan_list_room(config: ConfigDict, data: PlanInputs, report: Report) -> ListRoom:

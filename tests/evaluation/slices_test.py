@@ -62,6 +62,7 @@ def test_the_mean_auc_weighs_values_by_their_examples():
     result = slices.group_metrics(groups, [Task("click")], logits, labels, weights)
     # a: 1.0 with weight 2; b: 0.5 with weight 4; c has no AUC.
     assert result.gauc == {"click": pytest.approx((2 * 1.0 + 4 * 0.5) / 6)}
+    assert result.gauc_excluded == {"click": pytest.approx(9 / 15)}
     assert [e["value"] for e in result.values] == ["b", "a", "c"]
 
 
@@ -153,7 +154,7 @@ def _with_list(batch):
     ],
 )
 def test_columns_of_any_type_have_each_value_once(column, expected):
-    coded = columns._coded([column.slice(0, 2), column.slice(2)], "c", "--by")
+    coded = columns.coded([column.slice(0, 2), column.slice(2)], "c", "--by")
     values = coded.dictionary.to_pylist()
     assert [values[i] for i in coded.indices.to_pylist()] == expected
     assert len(values) == len(set(expected))

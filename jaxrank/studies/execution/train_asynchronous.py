@@ -71,7 +71,11 @@ def train(
         state = reestimated(run.program, run.recent_batches, pushes.num_steps, state)
         split = run.open_split(run.run_schedule.valid)
         scores = scoring.evaluate(
-            run.program.predictor, prediction_weights(state), split, run.eval_batch_size
+            run.program.predictor,
+            prediction_weights(state),
+            split,
+            run.eval_batch_size,
+            requests=run.requests,
         )
         staleness = np.concatenate(pushes.staleness)
         return Trained(state, staleness, pushes.rate(), flatten_metrics(scores.metrics))
