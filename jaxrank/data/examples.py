@@ -26,6 +26,8 @@ class Examples:
     truth: f32[n, tasks], the true probability of each label in generated data, NaN where the task
         has none. None if no task has one.
     kept: the columns that are copied to predictions, of any Arrow types. None if there are none.
+    requests: i64[n, 1], equal for the examples of one request, which are neighbours and in one
+        block. None if the examples were not prepared with `features.group`.
     """
 
     dense: np.ndarray
@@ -38,6 +40,7 @@ class Examples:
     logit_correction: np.ndarray | None = None
     truth: np.ndarray | None = None
     kept: pa.RecordBatch | None = None
+    requests: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -116,7 +119,16 @@ def entries(examples: Examples, schema: Schema) -> Entries:
     return Entries(*parts, factor[kept].astype(np.float32))
 
 
-_MATRICES = ("dense", "ids", "list_lengths", "labels", "weights", "logit_correction", "truth")
+_MATRICES = (
+    "dense",
+    "ids",
+    "list_lengths",
+    "labels",
+    "weights",
+    "logit_correction",
+    "truth",
+    "requests",
+)
 _RAGGED = ("list_values", "list_weights")
 
 

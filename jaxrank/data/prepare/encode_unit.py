@@ -16,6 +16,7 @@ from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.fit import FittedEncoders
 from jaxrank.data.examples import Examples, cut, join
+from jaxrank.data.prepare.scatter import Scatter
 from jaxrank.data.prepare.settings import PrepareSettings, chunks, record_days
 from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.rejects import Rejects
@@ -53,26 +54,36 @@ class Written(NamedTuple):
     fingerprint: str
 
 
+def blocks_directory(settings: PrepareSettings) -> Any:
+    """Returns the directory of the blocks: the store, or a temporary one before they are gathered.
+
+    See `gather_unit`.
+    """
+    directory = files.to_path(settings.directory)
+    return directory / SCRATCH / "scattered" if settings.features.group else directory
+
+
 def result_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
     return files.to_path(settings.directory) / SCRATCH / f"written-{unit.split}-{unit.name}.json"
 
 
-def encode(settings: PrepareSettings, unit: WorkUnit, fitted: str) -> None:
+def encode(settings: PrepareSettings, unit: WorkUnit, fitted: str, buckets: int = 1) -> None:
     """Writes the blocks of one unit, unless they exist. `read_result` describes them.
 
     Args:
         fitted: JSON text of the state of a `FittedEncoders`.
+        buckets: number of sets of requests; see `gather_unit`. Not used without requests.
 
     Raises:
         InputError: a record is invalid.
         RunError: a file has changed since the preparation began.
     """
-    path, fingerprint = result_path(settings, unit), settings.fingerprint(unit, fitted)
+    path, fingerprint = result_path(settings, unit), settings.fingerprint(unit, fitted, buckets)
     if path.is_file():
         if _is_written(settings, path, fingerprint):
             return
         files.remove(path)  # its files are about to be overwritten
-    writers = _Writers(settings, unit, _read_fitted(settings.directory, fitted))
+    writers = _Writers(settings, unit, _read_fitted(settings.directory, fitted), buckets)
     rejects = settings.rejects()
     with unit.unchanged():
         for chunk in chunks(settings, unit, rejects):
@@ -86,8 +97,7 @@ def _is_written(settings: PrepareSettings, path: Any, fingerprint: str) -> bool:
     try:
         tree = json_files.read(path)
         return tree["fingerprint"] == fingerprint and all(
-            (files.to_path(settings.directory) / directory / file["name"]).stat().st_size
-            == file["bytes"]
+            (blocks_directory(settings) / directory / file["name"]).stat().st_size == file["bytes"]
             for directory, entry in tree["splits"].items()
             for file in entry["files"]
         )
@@ -102,9 +112,12 @@ def read_result(settings: PrepareSettings, unit: WorkUnit) -> Written:
 class _Writers:
     """The block writers of a unit, by directory."""
 
-    def __init__(self, settings: PrepareSettings, unit: WorkUnit, fitted: FittedEncoders):
+    def __init__(
+        self, settings: PrepareSettings, unit: WorkUnit, fitted: FittedEncoders, buckets: int
+    ):
         self._settings, self._unit, self._fitted = settings, unit, fitted
-        self._by_directory: dict[str, tuple[Encoder, _Blocks]] = {}
+        self._buckets = buckets
+        self._by_directory: dict[str, tuple[Encoder, _Blocks | Scatter]] = {}
 
     def take(self, chunk: Chunk, rejects: Rejects) -> None:
         for directory, piece in self._split_days(chunk, rejects):
@@ -126,7 +139,7 @@ class _Writers:
             parts.append((f"{split}/{day}", chunk.drop_records(others) if len(others) else chunk))
         return parts
 
-    def _encoder(self, directory: str) -> "tuple[Encoder, _Blocks]":
+    def _encoder(self, directory: str) -> "tuple[Encoder, _Blocks | Scatter]":
         if directory not in self._by_directory:
             settings, fitted = self._settings, self._fitted
             encoder = Encoder(
@@ -140,9 +153,13 @@ class _Writers:
                 earlier_rows=fitted.earlier_rows,
                 types=settings.types,
             )
-            path = files.to_path(settings.directory) / directory
+            path = blocks_directory(settings) / directory
             writer = SplitWriter(path, self._unit.name, settings.compression)
-            self._by_directory[directory] = (encoder, _Blocks(writer, settings.block_size))
+            blocks: _Blocks | Scatter = _Blocks(writer, settings.block_size)
+            if settings.features.group:
+                alone = f"{self._unit.split} {self._unit.index}"
+                blocks = Scatter(writer, settings.features.group, self._buckets, alone)
+            self._by_directory[directory] = (encoder, blocks)
         return self._by_directory[directory]
 
     def finish(self) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from jaxrank.data.encode.fit import (
     FittedEncoders,
     looks_at_last_event,
 )
-from jaxrank.data.prepare import encode_unit, fit_unit, sample
+from jaxrank.data.prepare import encode_unit, fit_unit, gather_unit, sample
 from jaxrank.data.prepare.runners import Runner
 from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.prepare.units import make_units
@@ -101,11 +101,13 @@ class Preparation:
             units = self._units[split]
             state = fitted._replace(as_of=self._snapshot_time(split)).to_state()
             learned_json = json_files.to_text(state, sort_keys=True)
-            self._runner.run(encode_unit.encode, settings, units, learned_json)
+            buckets = gather_unit.number_of_buckets(units)
+            self._runner.run(encode_unit.encode, settings, units, learned_json, buckets)
             written = [encode_unit.read_result(settings, unit) for unit in units]
             rejected += [line for unit in written for line in unit.rejected]
             self._check_rejected(len(rejected))
-            totals = self._joined(split, written)
+            gathered = self._gather(split, written, buckets) if settings.features.group else {}
+            totals = self._joined(written, gathered)
             self._new |= {directory: joined.new for directory, joined in totals.items()}
             rows = sum(statistics.rows for statistics in totals.values())
             if not rows:
@@ -125,7 +127,28 @@ class Preparation:
                 f"at most {limit:,} records may be skipped (--max-rejected): found {count:,}."
             )
 
-    def _joined(self, split: str, written: Sequence[encode_unit.Written]) -> dict[str, Statistics]:
+    def _gather(
+        self, split: str, written: Sequence[encode_unit.Written], buckets: int
+    ) -> dict[str, gather_unit.Gathered]:
+        """Brings the examples of each request together, and returns the blocks by directory."""
+        scattered: dict[str, list[Any]] = collections.defaultdict(list)
+        for unit in written:
+            for directory, entry in unit.splits.items():
+                scattered[directory].append(entry["files"])
+        settings = self._settings
+        checksum = gather_unit.write_scattered(settings, split, scattered)
+        units = gather_unit.units_of_buckets(split, self._units[split], buckets)
+        self._runner.run(gather_unit.gather, settings, units, checksum, buckets)
+        gathered = gather_unit.read_gathered(settings, units)
+        for line in gather_unit.lines(gathered, settings.features.group):
+            self._report(f"{split}: {line}")
+        return gathered
+
+    def _joined(
+        self,
+        written: Sequence[encode_unit.Written],
+        gathered: Mapping[str, gather_unit.Gathered],
+    ) -> dict[str, Statistics]:
         """Adds the results of a split's units to the store and returns statistics by directory."""
         entries: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         for unit in written:
@@ -137,6 +160,9 @@ class Preparation:
             for entry in entries[directory]:
                 joined.merge(Statistics.from_state(self._settings.features, entry["statistics"]))
             of_files = [file for entry in entries[directory] for file in entry["files"]]
+            if directory in gathered:
+                of_files = gathered[directory].files
+                joined.set_lengths(gathered[directory].lengths)
             self._writer.add(directory, of_files, joined.summary())
             by_directory[directory] = joined
         return by_directory

@@ -24,7 +24,7 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.manifest import FORMAT_VERSION
 
 # Increased when equal data and options give other blocks, so that kept work is not reused.
-_ENCODING = 5
+_ENCODING = 6
 
 
 class PrepareSettings(NamedTuple):

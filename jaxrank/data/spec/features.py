@@ -85,7 +85,11 @@ class FeatureSpec:
         " or the digits of a date. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;"
         " others are rejected",
     )
-    group: str = field("", help="a column that is kept")
+    group: str = field(
+        "",
+        help="the column whose values name requests, such as a page view; it is kept, and `prepare`"
+        " brings the examples of a request together",
+    )
     as_of: str = field(
         "",
         help="time of the data snapshot, for tasks with a `time`; empty: the latest event of each"

@@ -221,6 +221,10 @@ class Statistics:
             for name, new in features.items():
                 self.new[kind].setdefault(name, NewValues()).merge(new)
 
+    def set_lengths(self, lengths: ListLengths) -> None:
+        """Replaces the lengths of lists by those of the same examples in another order."""
+        self._lengths = lengths
+
     def summary(self) -> dict[str, Any]:
         """Returns the manifest's entry: readable numbers, and `mergeable`, which `merged` also
         needs.

@@ -16,6 +16,7 @@ _DTYPES = {
     "weights": np.float32,
     "truth": np.float32,
     "logit_correction": np.float32,
+    "requests": np.int64,
 }
 
 
@@ -75,6 +76,7 @@ def from_arrow(batch: pa.RecordBatch) -> Examples:
         truth=matrix("truth") if "truth" in names else None,
         kept=pa.RecordBatch.from_pydict(kept) if kept else None,
         logit_correction=matrix("logit_correction") if "logit_correction" in names else None,
+        requests=matrix("requests") if "requests" in names else None,
     )
 
 
