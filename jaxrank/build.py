@@ -15,6 +15,8 @@ from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config_files import to_plain
+from jaxrank.data.batches import packing
+from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.room import ListRoom, list_room
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
@@ -298,6 +300,12 @@ class Workload(NamedTuple):
     batch_size: int
     steps_per_execution: int
     lists: ListRoom
+
+
+def pack_split(config: ConfigDict, split: Split) -> Split:
+    """Returns a training split in packs if it has requests; see `batches.packs`."""
+    pack = packing.group_size(config.batch_size, config.data.shards)
+    return pack_requests(split, pack, config.seed)
 
 
 def make_list_room(config: ConfigDict, split: Split, schema: Schema, steps: int) -> ListRoom:

@@ -189,6 +189,8 @@ class Batch(NamedTuple):
         kept, 0 where all were; without columns where no task has a logit correction. Logits are of
         all traffic. Logits of the examples as stored, with downsampled negatives, are `logits -
         logit_correction`.
+    requests: i32[B], the number of each example's request within its group, and PAD in examples
+        that only fill the group. Empty if examples have no requests.
     """
 
     dense: Any
@@ -198,3 +200,4 @@ class Batch(NamedTuple):
     weights: Any
     dropped: Any
     logit_correction: Any
+    requests: Any = ()

@@ -282,6 +282,7 @@ def make_batch(
     group: int,
     capacities: Mapping[str, int],
     logit_correction: int,
+    requests: bool = False,
 ) -> Batch:
     """Builds a batch by calling `make` with the shape and dtype of each of its arrays.
 
@@ -290,6 +291,7 @@ def make_batch(
         group: number of examples whose lists are packed together.
         capacities: {stack: ids per group}.
         logit_correction: number of columns of `Batch.logit_correction`.
+        requests: whether examples have requests.
     """
     schema, groups = layout.schema, rows // group
 
@@ -305,4 +307,5 @@ def make_batch(
         weights=make((rows, len(schema.tasks)), np.float32),
         dropped=make((groups, len(schema.ragged)), np.int32),
         logit_correction=make((rows, logit_correction), np.float32),
+        requests=make((rows,), np.int32) if requests else (),
     )

@@ -36,11 +36,13 @@ class BatchShape:
     batch_size: examples over all devices.
     group: examples whose lists are packed together.
     capacities: {stack: ids in a group}.
+    requests: whether groups are packs of requests.
     """
 
     batch_size: int
     group: int
     capacities: dict[str, int]
+    requests: bool = False
 
     def struct(self, layout: Layout, leading: tuple[int, ...] = ()) -> Batch:
         """Returns the batch as jax.ShapeDtypeStruct."""
@@ -49,9 +51,8 @@ class BatchShape:
             return jax.ShapeDtypeStruct((*leading, *shape), dtype)
 
         logit_correction = layout.schema.logit_correction_columns
-        return make_batch(
-            array, layout, self.batch_size, self.group, self.capacities, logit_correction
-        )
+        sizes = (self.batch_size, self.group, self.capacities)
+        return make_batch(array, layout, *sizes, logit_correction, self.requests)
 
 
 class Predictor:

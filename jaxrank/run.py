@@ -22,6 +22,7 @@ from jaxrank.build import (
     make_step_spec,
     make_workload,
     model_fields,
+    pack_split,
     ranked_metrics,
     table_dims,
     trained_tasks,
@@ -30,7 +31,7 @@ from jaxrank.build import (
 )
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
-from jaxrank.data.batches import packing, room, workers
+from jaxrank.data.batches import packing, packs, room, workers
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.batches.room import Room
 from jaxrank.data.store.reader import Store
@@ -278,7 +279,9 @@ def build(
     config = defaults.choose(
         config, defaults.measure_data(split, store.schema, config.data.order), report
     )
-    run_schedule = make_run_schedule(config, split.rows)
+    packed = pack_split(config, split)
+    packs.report_packs(packed, report)
+    run_schedule = make_run_schedule(config, packed.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
     if num_steps:
         run_schedule = run_schedule._replace(num_steps=num_steps)
@@ -290,12 +293,12 @@ def build(
     )
     _check_data(config, store, split, evaluated, metric, report)
     labels = _label_statistics(split, config.data.order)
-    _report_epochs(config.num_epochs, run_schedule, split.rows, config.batch_size, report)
+    _report_epochs(config.num_epochs, run_schedule, packed.rows, config.batch_size, report)
     group = packing.group_size(config.batch_size, config.data.shards)
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
     steps = room_steps or run_schedule.num_steps
-    lists = make_list_room(config, split, store.schema, steps)
+    lists = make_list_room(config, packed, store.schema, steps)
     placed = decide.decide(
         split,
         store.schema,
@@ -311,7 +314,7 @@ def build(
     layout = placed.layout
     batches, recent_batches = _open_batches(
         config,
-        split,
+        packed,
         layout,
         num_steps=run_schedule.num_steps,
         room_steps=room_steps,
@@ -321,7 +324,7 @@ def build(
     if by_day:
         chosen = days.plan_evaluations(
             store,
-            split,
+            packed,
             batches.first_steps,
             train=config.data.train,
             num_steps=run_schedule.num_steps,
@@ -331,7 +334,8 @@ def build(
         run_schedule = run_schedule._replace(next_days=chosen)
     ranked = ranked_metrics(config, requests.column)
     monitor = _make_monitor(config, store.schema, evaluated, metric, ranked)
-    shape = BatchShape(config.batch_size, batches.group, batches.capacities)
+    sizes = (config.batch_size, batches.group, batches.capacities)
+    shape = BatchShape(*sizes, batches.has_requests)
     step_spec = make_step_spec(
         config, layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
     )

@@ -82,6 +82,11 @@ def candidates(labels: np.ndarray, logit_correction: np.ndarray | None) -> np.nd
     return np.where(labels == 0, np.exp(-logit_correction.astype(np.float64)), 1.0)
 
 
+def request_starts(requests: np.ndarray) -> np.ndarray:
+    """Returns the index of the first example of each request, of i64[n] as in `Examples`."""
+    return np.flatnonzero(np.append(True, requests[1:] != requests[:-1]))[: len(requests)]
+
+
 class Entries(NamedTuple):
     """Ids of examples without PAD, as the non-zero entries of a sparse matrix.
 
@@ -234,4 +239,5 @@ def blank(template: Examples, rows: int) -> Examples:
         logit_correction=None
         if template.logit_correction is None
         else filled(template.logit_correction, 0),
+        requests=None if template.requests is None else filled(template.requests, PAD),
     )

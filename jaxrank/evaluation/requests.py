@@ -64,11 +64,17 @@ def read_requests(split: Split, column: str) -> Requests:
         InputError: the column holds lists.
     """
     values: list[pa.Array] = []
+    hashes: list[np.ndarray] = []
     standing: list[np.ndarray] = []
     for block in split.blocks():
-        assert block.kept is not None
-        values.append(block.kept.column(column))
         standing.append(candidates(block.labels, block.logit_correction))
+        if block.requests is not None:
+            hashes.append(block.requests[:, 0])
+        else:  # read directly, or prepared by an earlier version
+            assert block.kept is not None
+            values.append(block.kept.column(column))
+    if hashes:
+        return Requests(np.concatenate(hashes), np.concatenate(standing))
     codes = coded(values, column, "features.group")
     code = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     missing = codes.dictionary.is_null().to_numpy(zero_copy_only=False)

@@ -78,7 +78,8 @@ class PlacementPlanner:
         names = [table.name for table in data.schema.tables]
         self.placement_of = planner.placements(names, workload.placement, workload.placements)
         lists = workload.lists
-        self.shape = BatchShape(workload.batch_size, lists.group, lists.capacities)
+        sizes = (workload.batch_size, lists.group, lists.capacities)
+        self.shape = BatchShape(*sizes, lists.has_requests)
         self.row_optimizer = workload.step_spec.embedding.row_optimizer
         self._dense = _dense(workload.step_spec)
 

@@ -12,6 +12,7 @@ from jaxrank.build import (
     make_list_room,
     make_run_schedule,
     make_workload,
+    pack_split,
     ranked_metrics,
     table_dims,
 )
@@ -174,8 +175,9 @@ def _check_metric(config: ConfigDict, schema: Schema, group: str) -> None:
 def plan_list_room(config: ConfigDict, data: PlanInputs, report: Report) -> ListRoom:
     """Returns the room for lists that a run allocates, or an estimate if there is no store."""
     if data.split is not None:
-        steps = make_run_schedule(config, data.split.rows).num_steps
-        lists = make_list_room(config, data.split, data.schema, steps)
+        split = pack_split(config, data.split)
+        steps = make_run_schedule(config, split.rows).num_steps
+        lists = make_list_room(config, split, data.schema, steps)
         room.report_room(lists, report)
         return lists
     lists = room.estimated_room(
@@ -184,6 +186,7 @@ def plan_list_room(config: ConfigDict, data: PlanInputs, report: Report) -> List
         batch_size=config.batch_size,
         shards=config.data.shards,
         list_slack=config.data.list_slack,
+        has_requests=bool(config.features.get("group", "")),
     )
     for name, ids in lists.capacities.items():
         report(

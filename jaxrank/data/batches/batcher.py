@@ -44,11 +44,14 @@ class Batcher:
         self.fill(batch, parts)
         return batch
 
-    def shapes(self, rows: int, logit_correction: int) -> Batch:
-        """Returns the `Shape`s of a batch of `rows` examples and `logit_correction` columns."""
-        return make_batch(
-            Shape, self._layout, rows, self._group, self._capacities, logit_correction
-        )
+    def shapes(self, rows: int, logit_correction: int, requests: bool = False) -> Batch:
+        """Returns the `Shape`s of a batch of `rows` examples and `logit_correction` columns.
+
+        Args:
+            requests: whether examples have requests, as in a `packs.PackedSplit`.
+        """
+        sizes = (rows, self._group, self._capacities)
+        return make_batch(Shape, self._layout, *sizes, logit_correction, requests)
 
     def fill(self, batch: Batch, parts: Sequence[Examples]) -> None:
         """Writes a batch of examples, in one or more parts, to existing arrays."""
@@ -66,6 +69,8 @@ class Batcher:
         batch.weights[...] = np.where(known, weights, np.float32(0))
         if parts[0].logit_correction is not None:
             np.concatenate([p.logit_correction for p in parts], out=batch.logit_correction)
+        if isinstance(batch.requests, np.ndarray):
+            batch.requests[...] = joined(parts, "requests")[:, 0]
 
     def _fill_lists(self, batch: Batch, parts: Sequence[Examples]) -> None:
         lengths, values = joined(parts, "list_lengths"), [p.list_values for p in parts]

@@ -16,6 +16,7 @@ import numpy as np
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.buffers import BufferPool, add_step_axis, batch_bytes
+from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.room import Room, list_room, make_order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.batches.workers import WorkerExecutions
@@ -136,6 +137,7 @@ class TrainBatches:
                 "data.num_workers: must divide the shards of a process: found"
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
             )
+        split = pack_requests(split, packing.group_size(batch_size, shards), seed)
         line = make_order(split, seed=seed, shards=shards, window_blocks=window_blocks, order=order)
         self._share = batch_size // shards
         self.list_room = list_room(
@@ -152,6 +154,9 @@ class TrainBatches:
             measured=room,
         )
         self.group, self.capacities = self.list_room.group, self.list_room.capacities
+        self.has_requests = self.list_room.has_requests
+        if split.pack not in (0, self.group):
+            raise ValueError(f"packs must have {self.group} examples: found {split.pack}.")
         self.room_steps = room_steps
         if room_steps:
             on_overflow = "truncate"
@@ -223,9 +228,8 @@ class TrainBatches:
     def _part_shapes(self, parts: int) -> Batch:
         """Returns the shapes and dtypes of one of the equal parts of an execution."""
         rows = self._share * len(self._streams) // parts
-        return add_step_axis(
-            self.batcher.shapes(rows, self._logit_correction), self._steps_per_execution
-        )
+        shapes = self.batcher.shapes(rows, self._logit_correction, self.has_requests)
+        return add_step_axis(shapes, self._steps_per_execution)
 
     def seek(self, step: int) -> None:
         """Moves to a step without reading the batches before it."""

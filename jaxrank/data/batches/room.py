@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrank.data.batches import packing
+from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.store.split import Split
 from jaxrank.layout import Layout
@@ -46,11 +47,13 @@ class ListRoom(NamedTuple):
     capacities: {stack: ids per group}.
     measured: the measurement. None: capacities follow from averages, because lists may be truncated
         or there are none.
+    has_requests: True if groups are packs of requests.
     """
 
     group: int
     capacities: dict[str, int]
     measured: Room | None
+    has_requests: bool = False
 
 
 def list_room(
@@ -74,6 +77,8 @@ def list_room(
         others: see `TrainBatches`.
     """
     group = packing.group_size(batch_size, shards)
+    split = pack_requests(split, group, seed)
+    has_requests = split.pack > 0
     stacks = [stack for stack in layout.stacks if stack.lists]
     if stacks and on_overflow == "error":
         if measured is None:
@@ -85,14 +90,14 @@ def list_room(
             measured = measure(split, line, sets, places=places, group=group)
         rooms = map(packing.aligned, measured.largest.tolist())
         names = [stack.name for stack in stacks]
-        return ListRoom(group, dict(zip(names, rooms, strict=True)), measured)
+        return ListRoom(group, dict(zip(names, rooms, strict=True)), measured, has_requests)
     # Lists of one day may be longer than the average over all days.
     statistics = split.day_statistics if order == "days" else [split.statistics]
     capacities = {
         stack.name: max(packing.capacity(stack, s, group, list_slack) for s in statistics)
         for stack in stacks
     }
-    return ListRoom(group, capacities, None)
+    return ListRoom(group, capacities, None, has_requests)
 
 
 def estimated_room(
@@ -102,6 +107,7 @@ def estimated_room(
     batch_size: int,
     shards: int,
     list_slack: float,
+    has_requests: bool = False,
 ) -> ListRoom:
     """Returns the room for lists of which only averages are known; see `packing.capacity`."""
     group = packing.group_size(batch_size, shards)
@@ -110,7 +116,7 @@ def estimated_room(
         for stack in layout.stacks
         if stack.lists
     }
-    return ListRoom(group, capacities, None)
+    return ListRoom(group, capacities, None, has_requests)
 
 
 def make_order(split: Split, *, seed: int, shards: int, window_blocks: int, order: str) -> Order:
@@ -121,7 +127,10 @@ def make_order(split: Split, *, seed: int, shards: int, window_blocks: int, orde
     """
     window = max(1, round(window_blocks * split.rows / max(1, len(split.block_rows))))
     stages = [blocks for _, blocks in split.days] if order == "days" else []
-    return Order(split.block_rows, seed=seed, shards=shards, window=window, stages=stages)
+    unit = split.pack or 1
+    return Order(
+        split.block_rows, seed=seed, shards=shards, window=window, stages=stages, unit=unit
+    )
 
 
 def report_room(room: ListRoom, report: Report) -> None:

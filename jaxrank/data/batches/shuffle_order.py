@@ -12,6 +12,9 @@ of every shard's stream, and so mixes `shards` windows.
 Every example occurs exactly once in each pass of the streams. Pieces differ by at most one example,
 and so do the places where the streams finish a stage. Two stages therefore meet in at most one
 batch. All other batches contain one stage, in order.
+
+Where examples are in packs (see `packs`), packs take the place of examples in all of this. Places
+still count examples.
 """
 
 from collections.abc import Sequence
@@ -54,6 +57,8 @@ class Order:
         shards: number of streams.
         window: number of examples permuted together.
         stages: number of consecutive blocks of each stage. Empty: all blocks form one stage.
+        unit: number of consecutive examples that stay together. It divides `block_rows` and all
+            places.
 
     Raises:
         InputError: a shard would have no examples.
@@ -67,16 +72,20 @@ class Order:
         shards: int,
         window: int,
         stages: Sequence[int] = (),
+        unit: int = 1,
     ):
-        self.rows = int(block_rows.sum())
-        if self.rows < shards:
+        self.rows, self._unit = int(block_rows.sum()), unit
+        block_rows, window = block_rows // unit, max(1, window // unit)
+        units = int(block_rows.sum())
+        if units < shards:
+            of_units = "examples" if unit == 1 else f"packs of {unit} examples"
             raise InputError(
-                f"data.shards: must be at most the number of examples: found {shards} shards"
-                f" and {self.rows:,} examples. Lower data.shards, or prepare more examples."
+                f"data.shards: must be at most the number of {of_units}: found {shards} shards"
+                f" and {units:,} {of_units}. Lower data.shards, or prepare more examples."
             )
         if stages and sum(stages) != len(block_rows):
             raise ValueError(f"stages must hold all {len(block_rows)} blocks: found {stages}.")
-        self.seed, self.shards, self.window_rows = seed, shards, window
+        self.seed, self.shards, self._window = seed, shards, window
         self._block_rows = block_rows
         ends = np.cumsum(stages or [len(block_rows)])
         self._stages = [slice(*bounds) for bounds in zip([0, *ends[:-1]], ends, strict=True)]
@@ -85,8 +94,19 @@ class Order:
         self._ends = np.cumsum(np.diff(self._pieces), axis=0)
         self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
+    @property
+    def window_rows(self) -> int:
+        """Number of examples that are permuted together."""
+        return self._window * self._unit
+
     def piece(self, shard: int, turn: int = 0) -> tuple[int, int]:
         """Returns the places [start, stop) of a turn's line that a shard reads."""
+        start, stop = self._piece(shard, turn)
+        return start * self._unit, stop * self._unit
+
+    # All private methods count units.
+
+    def _piece(self, shard: int, turn: int) -> tuple[int, int]:
         start, stop = self._pieces[turn % len(self._stages), shard : shard + 2]
         return int(start), int(stop)
 
@@ -94,18 +114,18 @@ class Order:
         """Returns the place at which each stage is first read, in the first pass of the streams."""
         starts = self._ends - np.diff(self._pieces)
         reads = np.diff(self._pieces) > 0
-        return np.where(reads, starts, self.rows).min(axis=1).tolist()
+        return (np.where(reads, starts, self.rows).min(axis=1) * self._unit).tolist()
 
     def _first_window(self, shard: int) -> int:
         # Staggered, because otherwise all shards would need their next window for the same batch.
-        return self.window_rows - self.window_rows * shard // self.shards
+        return self._window - self._window * shard // self.shards
 
     def _window_bounds(self, shard: int, turn: int, window: int) -> tuple[int, int]:
         """Returns the places [start, stop) of a window within its piece."""
-        start, stop = self.piece(shard, turn)
+        start, stop = self._piece(shard, turn)
         first = self._first_window(shard)
-        begin = 0 if window == 0 else first + (window - 1) * self.window_rows
-        return begin, min(first + window * self.window_rows, stop - start)
+        begin = 0 if window == 0 else first + (window - 1) * self._window
+        return begin, min(first + window * self._window, stop - start)
 
     def _turn(self, shard: int, place: int) -> tuple[int, int]:
         """Returns the turn that contains a place of a shard's stream, and the place within its
@@ -120,14 +140,16 @@ class Order:
 
     def runs(self, shard: int, start: int, stop: int) -> list[Run]:
         """Splits the places [start, stop) of a shard's stream by window."""
-        first = self._first_window(shard)
+        first, unit = self._first_window(shard), self._unit
+        start, stop = start // unit, stop // unit
         runs = []
         while start < stop:
             turn, place = self._turn(shard, start)
-            window = 0 if place < first else 1 + (place - first) // self.window_rows
+            window = 0 if place < first else 1 + (place - first) // self._window
             begin, end = self._window_bounds(shard, turn, window)
             count = min(stop - start, end - place)
-            runs.append(Run(turn, window, place - begin, place - begin + count))
+            within = place - begin
+            runs.append(Run(turn, window, within * unit, (within + count) * unit))
             start += count
         return runs
 
@@ -147,7 +169,7 @@ class Order:
         """Returns the spans of a window in stored order, and its permutation i64[n]."""
         blocks, ends = self._line(turn)
         begin, end = self._window_bounds(shard, turn, window)
-        lo, _ = self.piece(shard, turn)
+        lo, _ = self._piece(shard, turn)
         spans = []
         place = lo + begin
         # The first block that ends after `place`, which skips empty blocks.
@@ -156,11 +178,16 @@ class Order:
             block_start = int(ends[index] - self._block_rows[blocks[index]])
             stop = min(int(ends[index]), lo + end)
             if stop > place:
-                spans.append(Span(int(blocks[index]), place - block_start, stop - block_start))
+                span = (place - block_start, stop - block_start)
+                spans.append(Span(int(blocks[index]), *(p * self._unit for p in span)))
             place = max(place, stop)
             index += 1
         random = np.random.default_rng([self.seed, _WINDOW, turn, shard, window])
-        return spans, random.permutation(end - begin)
+        permutation = random.permutation(end - begin)
+        if self._unit > 1:
+            each = permutation[:, None] * self._unit + np.arange(self._unit)
+            permutation = each.reshape(-1)
+        return spans, permutation
 
 
 def _cut(rows: Sequence[int], shards: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import xxhash
 
 from jaxrank import json_files
 from jaxrank.data import files
-from jaxrank.data.examples import Examples
+from jaxrank.data.examples import Examples, request_starts
 from jaxrank.data.examples import gather as gather_examples
 from jaxrank.data.prepare.encode_unit import blocks_directory
 from jaxrank.data.prepare.settings import PrepareSettings
@@ -127,11 +127,6 @@ def lines(gathered: Mapping[str, Gathered], column: str) -> list[str]:
     return [
         f"{requests:,} requests by {column}, {mean:.1f} examples on average, {largest:,} at most"
     ]
-
-
-def request_starts(requests: np.ndarray) -> np.ndarray:
-    """Returns the index of the first example of each request, of i64[n]."""
-    return np.flatnonzero(np.append(True, requests[1:] != requests[:-1]))[: len(requests)]
 
 
 def _result_path(settings: PrepareSettings, unit: WorkUnit) -> Any:

@@ -14,6 +14,8 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.store.block import block_checksum, from_arrow
 from jaxrank.errors import InputError
 
+COLUMNS = ("list_lengths", "requests")  # that are also read without the others
+
 
 class Readers:
     """The readers of open files by name, at most `limit`. The one that was opened first is closed
@@ -61,19 +63,24 @@ class StoredFile:
         with self._lock:
             return self._read_block(position)
 
-    def list_lengths(self, position: int) -> np.ndarray | None:
-        """Returns the list lengths of a block, i32[n, lists], unverified, or None if unreadable."""
+    def matrix(self, position: int, column: str) -> np.ndarray | None:
+        """Returns one matrix of a block, unverified, or None if it is absent or unreadable.
+
+        Args:
+            column: one of `COLUMNS`.
+        """
         with self._lock:
             self._reader()  # raises if the file is missing or has changed
-            name = f"{self._entry['name']}: list_lengths"
+            name = f"{self._entry['name']}: {column}"
             try:
                 reader = self._readers.get(name)
                 if reader is None:
-                    reader = self._open(["list_lengths"])
+                    reader = self._open([column])
                     self._readers.add(name, reader)
                 batch = reader.get_batch(position)
                 batch.validate()
-                return from_arrow(batch).list_lengths
+                matrix: np.ndarray | None = getattr(from_arrow(batch), column)
+                return matrix
             except (pa.ArrowException, OSError, ValueError):
                 return None
 
@@ -102,7 +109,8 @@ class StoredFile:
         if status and status != self._status:
             # Reading a memory map past the end of a truncated file would crash the process.
             self._readers.remove(name)
-            self._readers.remove(f"{name}: list_lengths")
+            for column in COLUMNS:
+                self._readers.remove(f"{name}: {column}")
             self._verified.clear()
             self._status = status
         reader = self._readers.get(name)

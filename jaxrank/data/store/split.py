@@ -21,9 +21,11 @@ class Split(abc.ABC):
 
     Attributes:
         has_statistics: True if its statistics cover labels and features.
+        pack: number of examples of a pack, see `batches.packs`. 0: examples are not in packs.
     """
 
     has_statistics = True
+    pack = 0
 
     def __init__(
         self,
@@ -77,6 +79,15 @@ class Split(abc.ABC):
             InputError, RunError: as in `read_block`.
         """
         return self.read_block(index).list_lengths
+
+    def requests(self, index: int) -> np.ndarray | None:
+        """Reads the requests of block `index`, i64[n], or None; see `Examples`.
+
+        Raises:
+            InputError, RunError: as in `read_block`.
+        """
+        requests = self.read_block(index).requests
+        return None if requests is None else requests[:, 0]
 
     @property
     def rows(self) -> int:

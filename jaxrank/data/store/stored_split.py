@@ -115,9 +115,16 @@ class StoredSplit(Split):
 
     def list_lengths(self, index: int) -> np.ndarray:
         file, position = self._where[index]
-        lengths = self._open[file].list_lengths(position)
+        lengths = self._open[file].matrix(position, "list_lengths")
         # The checksum covers the whole block. A corrupt length could request more than all memory.
         maximum = np.asarray(self.statistics["list_lengths"]["max_per_example"], np.int64)
         if lengths is None or (lengths < 0).any() or (lengths > maximum).any():
             return self.read_block(index).list_lengths
         return lengths
+
+    def requests(self, index: int) -> np.ndarray | None:
+        file, position = self._where[index]
+        requests = self._open[file].matrix(position, "requests")
+        if requests is None or len(requests) != self.block_rows[index]:
+            return super().requests(index)
+        return requests[:, 0]

@@ -161,3 +161,6 @@ class ViewedSplit(Split):
 
     def list_lengths(self, index: int) -> np.ndarray:
         return self._view.list_lengths(self._split.list_lengths(index))
+
+    def requests(self, index: int) -> np.ndarray | None:
+        return self._split.requests(index)

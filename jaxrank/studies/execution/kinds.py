@@ -83,7 +83,8 @@ def _resolve(run: RunInput) -> Mapping[str, Any]:
     store = data.locate(c.data, c.features, c.source, run.directory / "train").prepare(print)
     split = store.split(c.data.train, "data.train")
     config = defaults.choose(c, defaults.measure_data(split, store.schema, c.data.order), print)
-    num_steps = build.make_run_schedule(config, split.rows).num_steps
+    rows = build.pack_split(config, split).rows
+    num_steps = build.make_run_schedule(config, rows).num_steps
     plain = config_files.to_plain(config)
     values = {"config": plain, "rows": split.rows, "num_steps": num_steps}
     return {"values": {**values, "features": skip.columns(store.schema)}}
