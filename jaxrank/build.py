@@ -220,7 +220,26 @@ def trained_tasks(config: ConfigDict, schema: Schema) -> list[Task]:
 
 def ranked_tasks(config: ConfigDict) -> tuple[str, ...]:
     """Returns the names of the tasks that are trained by ranking alone."""
-    return ()
+    return task_losses.request_tasks(to_plain(config.task_losses), alone=True)
+
+
+def check_requests(config: ConfigDict, split: Split) -> None:
+    """Checks that a training split has the requests that losses compare.
+
+    Args:
+        split: in packs if it has requests.
+
+    Raises:
+        InputError: it has none.
+    """
+    for task in task_losses.request_tasks(to_plain(config.task_losses)):
+        if not split.pack:
+            name = task_losses.loss_name(config.task_losses[task])
+            raise InputError(
+                f"task_losses.{task}: {name!r} must have requests to compare the examples of: found"
+                f" none in {split.path}. Set features.group and prepare the data again, without"
+                " data.direct."
+            )
 
 
 def ranked_metrics(config: ConfigDict, group: str) -> Ranked:

@@ -40,6 +40,7 @@ MAX_GROUP = 512
 
 # Of tasks; see `Task`.
 KINDS = ("binary", "real", "count")
+RANKED_KINDS = ("binary", "count")  # kinds whose examples can be ordered within a request
 
 
 @dataclasses.dataclass(frozen=True)

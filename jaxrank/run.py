@@ -16,6 +16,7 @@ from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates, short_summary
 from jaxrank.build import (
     check_names,
+    check_requests,
     make_base_rates,
     make_list_room,
     make_run_schedule,
@@ -280,6 +281,7 @@ def build(
         config, defaults.measure_data(split, store.schema, config.data.order), report
     )
     packed = pack_split(config, split)
+    check_requests(config, packed)
     packs.report_packs(packed, report)
     run_schedule = make_run_schedule(config, packed.rows)
     room_steps = run_schedule.num_steps if num_steps else 0

@@ -5,7 +5,7 @@ this device's share of the batch and of the split tables. Sums over all devices 
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxrank import losses
+from jaxrank import losses, request_losses
 from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates
 from jaxrank.embedding import Embedding, ExchangeStats, Lookup, Routes, TableState, row_shapes
@@ -24,6 +24,7 @@ from jaxrank.models import Inputs, Model, Share
 from jaxrank.models.inputs import Columns, Names, Span
 from jaxrank.optim import is_schedule
 from jaxrank.outputs import outputs
+from jaxrank.task_losses import TaskRequestLoss
 
 # Key among the parameters, beside the layers: f32[T], if the weights of tasks are learned.
 LOG_VARIANCES = "task_log_variances"
@@ -324,10 +325,11 @@ def compute_gradients(step_spec: StepSpec, pulled: Pulled, batch: Batch) -> Grad
     total = functools.partial(meshes.total, embedding.mesh)
     total_weight, counted = total((batch.weights.sum(0), _counts(batch).sum()))
     make_inputs = functools.partial(_training_inputs, embedding, batch, counted)
+    requests = _request_weights(step_spec, batch, total)
 
     def compute_loss(params, vectors):
         logits, model_state = _training_logits(step_spec, pulled, params, make_inputs(vectors))
-        loss = _loss(step_spec, params, pulled.scale, logits, batch, total_weight)
+        loss = _loss(step_spec, params, pulled.scale, logits, batch, total_weight, requests)
         return loss, (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
@@ -463,6 +465,33 @@ def _training_inputs(embedding: Lookup, batch: Batch, counted: jax.Array, vector
     return _inputs(embedding.layout, batch.dense, vectors, batch.ids, share)
 
 
+class RequestWeights(NamedTuple):
+    """The requests of a task, the weights f[B] of their examples, and the total of the batch."""
+
+    requests: request_losses.Requests
+    weights: jax.Array
+    total: jax.Array
+
+
+def _request_weights(
+    step_spec: StepSpec, batch: Batch, total: Callable[[Any], Any]
+) -> dict[int, RequestWeights]:
+    """Returns the requests of each task whose loss compares them.
+
+    Args:
+        total: sums over all devices.
+    """
+    weights: dict[int, tuple[request_losses.Requests, jax.Array]] = {}
+    for task, loss in enumerate(step_spec.task_losses):
+        if isinstance(loss, TaskRequestLoss):
+            requests = request_losses.requests_of(batch, task)
+            weights[task] = requests, loss.loss.weights(batch.labels[:, task], requests)
+    if not weights:
+        return {}
+    totals = total({task: of_task.sum() for task, (_, of_task) in weights.items()})
+    return {task: RequestWeights(*pair, totals[task]) for task, pair in weights.items()}
+
+
 def _key(seed: int, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), step)
 
@@ -485,6 +514,7 @@ def _loss(
     logits: jax.Array,
     batch: Batch,
     total_weight: jax.Array,
+    requests: Mapping[int, RequestWeights],
 ) -> jax.Array:
     """Returns this device's part of the loss.
 
@@ -492,15 +522,25 @@ def _loss(
         scale: f32[T], of `TrainState`. The squared error of a real task is relative to the variance
             of its labels, so that large labels do not outweigh the other tasks.
         total_weight: f32[T], of the whole batch.
+        requests: see `_request_weights`.
     """
     task_weights = jnp.asarray(step_spec.task_weights, batch.labels.dtype) / scale**2
     shifted = losses.sampled_logits(logits, batch.logit_correction)
     known = batch.labels, batch.weights
-    if not step_spec.learns_task_weights:
+    if not step_spec.learns_task_weights and not requests:
         return losses.weighted_loss(
             shifted, *known, task_weights, total_weight, step_spec.task_losses
         )
     each = losses.per_task(shifted, *known, total_weight, step_spec.task_losses)
+    for task, (of_task, weights, total) in requests.items():
+        # All traffic is compared, so logits are not those of the sample.
+        outputs = losses.known(logits, batch.weights)[:, task]
+        loss = step_spec.task_losses[task]
+        assert isinstance(loss, TaskRequestLoss)
+        by_example = weights * loss.loss.each(outputs, batch.labels[:, task], of_task)
+        each = each.at[task].add(by_example.sum() / jnp.where(total > 0, total, 1))
+    if not step_spec.learns_task_weights:
+        return (task_weights * each).sum()
     return losses.uncertainty_weighted(
         each, task_weights, params[LOG_VARIANCES], total_weight, step_spec.embedding.mesh.size
     )

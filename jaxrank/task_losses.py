@@ -9,6 +9,8 @@ A loss maps the outputs of a task and its labels to a loss of each example:
 
 Settings are keyword arguments, or fields of a frozen dataclass with `__call__`. A task without an
 entry has the loss of its kind. Metrics do not depend on the loss that is minimised.
+
+A loss of requests is a `RequestLoss`, and compares the examples of each request.
 """
 
 import dataclasses
@@ -20,9 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxrank import extensions, losses
+from jaxrank import extensions, losses, request_losses
 from jaxrank.errors import InputError
-from jaxrank.features import KINDS, Task
+from jaxrank.features import KINDS, RANKED_KINDS, Task
 from jaxrank.validate import check_choice, field, parse, require
 
 Code = TypeVar("Code", bound=Callable[..., Any])
@@ -60,6 +62,41 @@ class TaskLoss:
                 f" {list(outputs.shape)}: found {list(getattr(each, 'shape', [])) or each!r}."
             )
         return each
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestLoss:
+    """A loss that compares the candidates of each request; see `request_losses`."""
+
+    pointwise: float = field(
+        0.0,
+        at_least=0,
+        help="factor of the loss of the kind of the task, which is added so that scores are"
+        " probabilities or counts; 0: scores have an order alone, and no calibration",
+    )
+
+    def weights(self, labels: jax.Array, requests: request_losses.Requests) -> jax.Array:
+        """Returns the weight of each example's loss in the mean over requests, f[B]."""
+        raise NotImplementedError
+
+    def each(
+        self, outputs: jax.Array, labels: jax.Array, requests: request_losses.Requests
+    ) -> jax.Array:
+        """Returns the loss of each example, f[B]."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRequestLoss:
+    """The loss of requests of one task. pointwise: the loss of the kind of the task."""
+
+    name: str
+    loss: RequestLoss
+    pointwise: losses.Elementwise
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        """Returns the part of the loss that does not compare examples, elementwise."""
+        return self.loss.pointwise * self.pointwise(outputs, labels)
 
 
 _LOSSES: dict[str, Registered] = {}
@@ -173,6 +210,37 @@ class Poisson:
         return losses.poisson(outputs, labels)
 
 
+@register("listwise_softmax", kinds=RANKED_KINDS)
+@dataclasses.dataclass(frozen=True)
+class ListwiseSoftmax(RequestLoss):
+    """Cross entropy of the labels of a request with the softmax of its scores (Cao et al. 2007)."""
+
+    def weights(self, labels: jax.Array, requests: request_losses.Requests) -> jax.Array:
+        return request_losses.listwise_weights(labels, requests)
+
+    def each(
+        self, outputs: jax.Array, labels: jax.Array, requests: request_losses.Requests
+    ) -> jax.Array:
+        return request_losses.listwise_softmax(outputs, requests)
+
+
+@register("pairwise", kinds=RANKED_KINDS)
+@dataclasses.dataclass(frozen=True)
+class Pairwise(RequestLoss):
+    """Logistic loss of the score differences of pairs in a request (RankNet, Burges et al. 2005).
+
+    Needs as many numbers per example as a group has examples, up to 512.
+    """
+
+    def weights(self, labels: jax.Array, requests: request_losses.Requests) -> jax.Array:
+        return request_losses.pair_weights(labels, requests)
+
+    def each(
+        self, outputs: jax.Array, labels: jax.Array, requests: request_losses.Requests
+    ) -> jax.Array:
+        return request_losses.pairwise(outputs, labels, requests)
+
+
 def names() -> list[str]:
     """Returns the names of all registered losses."""
     return sorted(_LOSSES)
@@ -186,6 +254,24 @@ def loss_settings(name: str) -> type:
 def loss_name(entry: Any) -> str:
     """Returns the name of the loss in an entry of `config.task_losses`. Empty: of the kind."""
     return entry.get(_NAME, "") if isinstance(entry, Mapping) else entry
+
+
+def request_tasks(chosen: Mapping[str, Any], *, alone: bool = False) -> tuple[str, ...]:
+    """Returns the names of the tasks with a loss of requests.
+
+    Args:
+        chosen: see `select_losses`.
+        alone: only those whose scores have an order alone.
+    """
+    tasks = []
+    for task, entry in chosen.items():
+        loss = _LOSSES.get(loss_name(entry))
+        if loss is None or not issubclass(loss.settings, RequestLoss):
+            continue
+        pointwise = entry.get("pointwise", 0) if isinstance(entry, Mapping) else 0
+        if not (alone and pointwise):
+            tasks.append(task)
+    return tuple(tasks)
 
 
 def select_losses(
@@ -222,4 +308,7 @@ def _task_loss(task: Task, entry: Any) -> losses.Elementwise:
         suitable = [n for n in names() if task.kind in _LOSSES[n].kinds]
         check_choice(where, name, suitable, f"The task is of kind {task.kind!r}.")
     settings = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != _NAME}
-    return TaskLoss(name, parse(loss.settings, settings, where))
+    parsed: Any = parse(loss.settings, settings, where)
+    if isinstance(parsed, RequestLoss):
+        return TaskRequestLoss(name, parsed, losses.loss_of_kind(task.kind))
+    return TaskLoss(name, parsed)

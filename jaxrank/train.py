@@ -187,6 +187,7 @@ def _make_recorder(
         max_skipped_steps=run.config.watch.max_skipped_steps,
         checkpoint="" if newest is None else run.checkpoints.directory(newest),
         started=started,
+        ranked=run.requests.ranked,
     )
 
 

@@ -12,9 +12,9 @@ from jaxrank.data.examples import candidates
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.evaluation.columns import coded
-from jaxrank.features import Task
+from jaxrank.features import RANKED_KINDS, Task
 from jaxrank.metrics import ranking
-from jaxrank.metrics.registry import RANKED_KINDS, probability_names
+from jaxrank.metrics.registry import probability_names
 
 WEIGHTING = "the weights of examples"  # of a GAUC
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxrank import extensions
 from jaxrank.errors import InputError
+from jaxrank.features import RANKED_KINDS
 from jaxrank.validate import check_choice
 
 Code = TypeVar("Code", bound=Callable[[Any, Any], Any])
@@ -72,7 +73,6 @@ _RANKING = {
     "recall": Metric("recall", "recall", higher_is_better=True),
     "gauc": Metric("gauc", "GAUC", higher_is_better=True),
 }
-RANKED_KINDS = ("binary", "count")
 
 
 def ranking_names(kind: str, k: int) -> tuple[str, ...]:

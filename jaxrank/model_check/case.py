@@ -13,6 +13,7 @@ from jaxrank import config as configs
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.build import make_model, make_step_spec, table_dims
+from jaxrank.config_files import to_plain
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.examples import Examples
@@ -23,6 +24,7 @@ from jaxrank.placement import plan
 from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.report import Report
 from jaxrank.step import model_inputs
+from jaxrank.task_losses import request_tasks
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir.files import directory
 
@@ -32,6 +34,7 @@ STEPS = 2  # per execution
 _EXECUTIONS = 4  # of the schedule
 _MOST_ROWS = 64  # of a table
 _MOST_IDS = 4  # of a list
+_REQUEST = 5  # examples of a request
 
 
 class Case(NamedTuple):
@@ -99,7 +102,8 @@ class Case(NamedTuple):
             for stack in self.layout.stacks
             if stack.lists
         }
-        return BatchShape(BATCH, group, room)
+        has_requests = bool(request_tasks(to_plain(self.config.task_losses)))
+        return BatchShape(BATCH, group, room, has_requests)
 
     def executions(self) -> Iterator[Batch]:
         """Yields batches of random examples for one execution after another, without end."""
@@ -108,6 +112,9 @@ class Case(NamedTuple):
         random = np.random.default_rng(2)
         while True:
             batches = [batcher(_examples(self.layout.schema, random)) for _ in range(STEPS)]
+            if shape.requests:
+                requests = np.arange(BATCH, dtype=np.int32) % shape.group // _REQUEST
+                batches = [batch._replace(requests=requests) for batch in batches]
             yield jax.tree.map(lambda *arrays: np.stack(arrays), *batches)
 
 

@@ -1,7 +1,7 @@
 """Records the metrics of each step, reports bad losses, and measures the training speed."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxrank import mesh as meshes
 from jaxrank.errors import RunError
 from jaxrank.features import Schema
+from jaxrank.metrics.registry import probability_names
 from jaxrank.metrics.sums import from_sums
 from jaxrank.report import Report
 from jaxrank.run_schedule import RunSchedule
@@ -39,7 +40,8 @@ class Recorder:
         spikes: detector with the losses so far.
         on_nonfinite, max_skipped_steps: see `config.watch`.
         checkpoint: path of the newest one, for error messages. Empty: none.
-        began: when the run was started, by `time.perf_counter`.
+        started: when the run was started, by `time.perf_counter`.
+        ranked: tasks that are trained by ranking alone.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Recorder:
         max_skipped_steps: int,
         checkpoint: str = "",
         started: float,
+        ranked: Collection[str] = (),
     ):
         self._started: float | None = started
         self._report = report
@@ -77,6 +80,10 @@ class Recorder:
         self._run_schedule = run_schedule
         self._tasks = [t.name for t in schema.tasks]
         self._kinds = [t.kind for t in schema.tasks]
+        # Scores that have an order alone have no metrics of probabilities.
+        self._left_out = {
+            t.name: probability_names(t.kind) for t in schema.tasks if t.name in ranked
+        }
         self._lists = [f.name for f in schema.ragged]
         self._examples = 0
         self._seconds = 0.0
@@ -203,7 +210,8 @@ class Recorder:
         }
         scores = from_sums(metrics.sums, self._kinds)
         for task, task_metrics in zip(self._tasks, scores, strict=True):
-            values |= {f"{task}/{name}": value for name, value in task_metrics.items()}
+            left_out = self._left_out.get(task, ())
+            values |= {f"{task}/{n}": v for n, v in task_metrics.items() if n not in left_out}
         for task, weight in zip(self._tasks, metrics.learned_weights, strict=False):
             values[f"{task}/weight"] = float(weight)
         values |= {

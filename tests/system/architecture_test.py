@@ -17,7 +17,8 @@ MOST_MODULES = 12  # of a folder, the top level excepted
 # Modules and packages of the top level, lowest floor first: imports go only downwards.
 FLOORS = (
     "errors atomic renames signals features losses shipped",
-    "json_files validate base_rates outputs layout mesh report plots run_schedule native",
+    "json_files validate base_rates outputs layout mesh report plots run_schedule native"
+    " request_losses",
     "extensions",
     "data embedding models metrics optim runtime task_losses",
     "step config",

@@ -149,5 +149,5 @@ def test_a_store_without_requests_has_no_packs(tmp_path):
     store = run(tmp_path / "store", files(tmp_path / "raw", 40))
     split = store.split("train")
     assert pack_requests(split, 8, 0) is split
-    with pytest.raises(InputError, match="data.shards: must be at most the number of examples: found 80"):
+    with pytest.raises(InputError, match="number of examples: found 80 shards"):
         batches(split, store.schema, shards=80, batch_size=80)
