@@ -690,7 +690,7 @@ def _named(value: Any) -> Any:
             tree[key] = {
                 f"{t}/{name}": v for t, task in tree[key].items() for name, v in task.items()
             }
-    if "gauc" in tree:
+    if isinstance(tree.get("gauc"), dict):  # of slices
         tree["metrics"] = {f"{task}/gauc": v for task, v in tree.pop("gauc").items()}
     return tree
 

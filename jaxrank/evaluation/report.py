@@ -65,6 +65,10 @@ class Result(NamedTuple):
     requests: dict[str, Any] | None = None
 
 
+def _first_names(values: Mapping[str, float]) -> list[str]:
+    return [name for name in values if name != "examples"][:2]
+
+
 def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
     """Formats the first two metrics of each task.
 
@@ -72,7 +76,7 @@ def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
     """
     return "; ".join(
         f"{task}{_NOT_TRAINED * (task in untrained)}: "
-        + ", ".join(f"{title_of(c)} {values[c]:.5f}" for c in list(values)[:2])
+        + ", ".join(f"{title_of(c)} {values[c]:.5f}" for c in _first_names(values))
         for task, values in metrics.items()
     )
 
@@ -121,9 +125,12 @@ def _values(metrics: dict[str, float]) -> str:
     return "".join(f" {v:>14.5f}" for c, v in metrics.items() if c != "examples")
 
 
-def _shared(metrics: dict[str, float], model: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics that a model has too."""
-    return {name: value for name, value in metrics.items() if name in model}
+def _reference(name: str, metrics: Mapping[str, float], model: Mapping[str, float]) -> str:
+    """Formats metrics of a reference below those of a model, blank where it has none."""
+    cells = (
+        f" {metrics[c]:>14.5f}" if c in metrics else 15 * " " for c in model if c != "examples"
+    )
+    return f"  {name:<16}{''.join(cells)}".rstrip()
 
 
 def _line(name: str, metrics: dict[str, float]) -> str:
@@ -147,11 +154,11 @@ def _table(
             cells = (_half_width(intervals[task], c) for c in values if c != "examples")
             lines.append("  95% interval    " + "".join(f" {cell:>14}" for cell in cells))
         if baseline and task in baseline:
-            lines.append(_line("regression", _shared(baseline[task], values)))
+            lines.append(_reference("regression", baseline[task], values))
         if best and task in best:
-            lines.append(_line("best possible", _shared(best[task], values)))
+            lines.append(_reference("best possible", best[task], values))
         if constant:
-            lines.append(_line("best constant", _shared(constant[task], values)))
+            lines.append(_reference("best constant", constant[task], values))
         if constant and best and task in best and "logloss" in values:
             gap = constant[task]["logloss"] - best[task]["logloss"]
             above = values["logloss"] - best[task]["logloss"]

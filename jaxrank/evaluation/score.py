@@ -186,7 +186,10 @@ def evaluate(
     if requests.column:
         of_split = read_requests(split, requests.column)
         of_requests, described = score_requests(requests, of_split, tasks, *scored)
-        metrics = {name: m | of_requests.get(name, {}) for name, m in metrics.items()}
+        for name, of_task in of_requests.items():
+            is_first = name in requests.ranked  # a summary shows the first metrics
+            parts = (of_task, metrics[name]) if is_first else (metrics[name], of_task)
+            metrics[name] = parts[0] | parts[1]
     for task in tasks:
         name = task.name
         metrics[name] = requests.without_probabilities(task, metrics[name])

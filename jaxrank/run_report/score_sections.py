@@ -7,7 +7,7 @@ from typing import Any
 from jaxrank.evaluation.report import cluster_line, worse_than_constant
 from jaxrank.metrics.exact import probability
 from jaxrank.metrics.intervals import Z
-from jaxrank.metrics.registry import BY_NAME, CALIBRATION, NORMALIZED, TITLES
+from jaxrank.metrics.registry import BY_NAME, CALIBRATION, NORMALIZED, TITLES, title_of
 from jaxrank.run_report.collect import RunReport
 from jaxrank.run_report.markup import Markup, join, number, table, tag
 from jaxrank.run_report.svg import COLORS, Series, histogram, lines, whisker
@@ -51,8 +51,12 @@ def _sentences(run: RunReport, *, named: bool) -> Iterable[Markup]:
         loss = next(iter(metrics))
         if not result_["constant"] or not _is_number(metrics[loss]):
             continue
-        constant = result_["constant"][task][loss]
+        constant = result_["constant"][task].get(loss)
         if not constant:
+            if loss not in TITLES:
+                text = f"{task}: {title_of(loss)} {number(metrics[loss])}."
+                text += " Its scores are trained by ranking alone and are not probabilities."
+                yield tag("p", f"{run.name}, {text}" if named else text, class_="headline")
             continue
         change = 1 - metrics[loss] / constant
         side = "below" if change >= 0 else "above"

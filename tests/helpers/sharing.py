@@ -8,7 +8,7 @@ from jaxrank.evaluation import evaluate
 
 # Fields that the programs of a step depend on, beside the arguments of `make_step_spec`.
 _OF_STEP = (
-    *("batch_size", "ema_decay", "seed", "task_weighting", "task_weights"),
+    *("batch_size", "ema_decay", "seed", "task_losses", "task_weighting", "task_weights"),
     *("embedding", "model", "optim"),
 )
 

@@ -4,9 +4,11 @@ import functools
 
 import daily
 import task_kinds
+import tiny
 from ml_collections import ConfigDict
 from runs import store_config
 
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import open_store
 from jaxrank.train import train
 
@@ -29,7 +31,15 @@ OF_TINY = {
     },
     "warm start": {"seed": 5},
 }
-NAMES = [*OF_TINY, "kinds", "days"]
+# A run on whole requests, with fillers that batch norm must not count.
+REQUESTS = {
+    "features.group": "request",
+    "task_losses.click": "listwise_softmax",
+    "task_losses.conversion": ConfigDict(dict(name="pairwise", pointwise=1.0)),
+    "eval.metric": "click/ndcg@10",
+    "model.norm": "batch",
+}
+NAMES = [*OF_TINY, "kinds", "days", "requests"]
 
 
 def changed(config, changes):
@@ -38,6 +48,14 @@ def changed(config, changes):
         with config.unlocked():
             functools.reduce(ConfigDict.__getitem__, sections, config)[field] = value
     return config
+
+
+def grouped(path):
+    """Prepares the data of `tiny.config()` with requests of 7 examples on average."""
+    c = changed(tiny.config(), {"source.request_size": 7.0, "features.group": "request"})
+    features, source = c.features.to_dict(), c.source.to_dict()
+    prepare(features, source, path, block_size=512, report=lambda _: None)
+    return path
 
 
 class Variants:
@@ -57,6 +75,8 @@ class Variants:
         if name in OF_TINY:
             return self._tiny
         folder = self._folder / f"{name} data"
+        if name == "requests":
+            return grouped(folder)
         folder.mkdir()
         return task_kinds.prepared(folder) if name == "kinds" else daily.prepared(folder).path
 
@@ -66,6 +86,8 @@ class Variants:
             result = task_kinds.config(store.parent)
         elif name == "days":
             result = daily.config(open_store(store))
+        elif name == "requests":
+            result = changed(store_config(store), REQUESTS)
         else:
             result = changed(store_config(store), OF_TINY[name])
         return changed(result, changes)

@@ -55,6 +55,15 @@ class Arguments:
         above=0,
         below=1,
     )
+    request_size: float = field(
+        0.0,
+        help="mean number of examples of a request, scattered over a split; 0: no requests",
+        unit="examples",
+        at_least=0,
+    )
+    request_effect: float = field(
+        1.0, help="standard deviation of a request's effect on the logits of its clicks", at_least=0
+    )
     signal: float = field(1.5, help="standard deviation of the logits", at_least=0)
     crosses: float = field(
         0.08,

@@ -7,6 +7,7 @@
     item, category    int32, the candidate, with histories
     history_item, history_category   list<int32>, its past events, the oldest first
     history_time      list<int64>, their times, if there are days
+    request           int64, if there are requests
     click             int8
     conversion        int8, of a click; null without a click
     p_click, p_conversion   float64, the probabilities of the labels
@@ -38,7 +39,7 @@ import pyarrow as pa
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.synthetic import history
+from jaxrank.data.synthetic import history, requests
 from jaxrank.data.synthetic.arguments import Arguments
 from jaxrank.data.synthetic.clock import days_since_start
 from jaxrank.data.synthetic.drift import OTHER_SEED, Drift
@@ -51,7 +52,7 @@ _NULL_IDS = 0.02
 _MAX_LENGTH = 8  # relative to the mean length
 _HOUR = 3600.0  # seconds
 # Random streams of a chunk. Existing draws must not change when others are added.
-_ROWS, _DELAYS, _NEGATIVES = 2, 3, 4
+_ROWS, _DELAYS, _NEGATIVES, _REQUESTS = 2, 3, 4, 5
 
 
 class ListOfIds(NamedTuple):
@@ -80,6 +81,8 @@ class SyntheticSource:
         self._rates = arguments.click_rate, arguments.conversion_rate
         self._drift_size, self._delay_hours = arguments.drift, arguments.delay_hours
         self._negative_rate = arguments.negative_rate
+        self._request_size = arguments.request_size
+        self._request_effect = arguments.request_effect
 
     @functools.cached_property
     def _truth(self) -> Truth:
@@ -119,6 +122,7 @@ class SyntheticSource:
             names += [f"l{i}", f"l{i}_weight"] if entry.weighted else [f"l{i}"]
         if self._history:
             names += [*history.COLUMNS, *([history.TIMES] if self._clock else [])]
+        names += [requests.COLUMN] if self._request_size else []
         names += ["click", "conversion", "p_click", "p_conversion"]
         names += ["time"] if self._clock else []
         return [*names, "conversion_time"] if self._delay_hours else names
@@ -160,7 +164,15 @@ class SyntheticSource:
             columns = self._feature_columns(rows)
             if rows.history:
                 columns |= rows.history.columns(times)
-            columns |= self._labels(self._truth.probabilities(rows, moved), random)
+            probabilities = self._truth.probabilities(rows, moved)
+            if self._request_size:
+                drawn_by = self._random(split, index, _REQUESTS)
+                of_split = (self._rows[split], self._request_size)
+                numbers = requests.draw(drawn_by, _CHUNK_ROWS, *of_split)
+                columns[requests.COLUMN] = pa.array(numbers)
+                effects = (self._seed, self._request_effect)
+                probabilities = requests.with_effects(probabilities, numbers, *effects)
+            columns |= self._labels(probabilities, random)
             if times is not None:
                 columns |= self._times(times, columns["conversion"], split, index)
             batch = pa.RecordBatch.from_pydict(columns).slice(0, count)

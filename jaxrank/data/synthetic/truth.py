@@ -53,6 +53,11 @@ def _hash(seed: int, feature: int, ids: np.ndarray) -> np.ndarray:
     return bits
 
 
+def normal_numbers(seed: int, feature: int, ids: np.ndarray) -> np.ndarray:
+    """Returns a normal number for each id of a feature, f32[n]."""
+    return _normal_quantiles()[_hash(seed, feature, ids) >> np.uint64(48)]
+
+
 def _shrink(ids: np.ndarray) -> np.ndarray:
     """Returns f32[n], the size of an id's effects. 0 for a null."""
     size = 1 / np.sqrt(1 + np.maximum(ids, 0) / np.float32(_HALF_RANK))

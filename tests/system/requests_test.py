@@ -1,0 +1,104 @@
+"""Runs on whole requests: what they report, and that fillers and devices change nothing."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import request_batches
+from jax.sharding import PartitionSpec as P
+from runs import nothing, records, store_config
+from variants import changed
+
+from jaxrank import cli, request_losses
+from jaxrank import mesh as meshes
+from jaxrank.errors import InputError
+from jaxrank.features import PAD, Task
+from jaxrank.run import build
+from jaxrank.task_losses import select_losses
+from jaxrank.train import train
+
+
+def test_fillers_change_nothing(variants, tmp_path):
+    job = build(variants.config("requests"), tmp_path, nothing)
+    batch = next(job.batches)
+    job.batches.close()
+    fillers = batch.requests == PAD
+    assert fillers.any()
+    assert (batch.weights[fillers] == 0).all()
+    assert all((ids[fillers] == PAD).all() for ids in batch.ids.values())
+    noise = np.where(fillers[..., None], np.float32(100), batch.dense)
+    labels = np.where(fillers[..., None], np.float32(1), batch.labels)
+    results = []
+    for each in (batch, batch._replace(dense=noise, labels=labels)):
+        state = job.first_state(nothing)
+        put = meshes.put_batch(each, job.program.mesh, leading=1)
+        results.append(job.program.train(state, put, np.int32(2)))
+    for x, y in zip(*map(jax.tree.leaves, jax.device_get(results)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@functools.partial(jax.jit, static_argnames=("name", "devices"))
+def gradients(scores, batch, name, devices):
+    """Returns the loss of a global batch and its gradient, each device with its share."""
+    (loss,) = select_losses({"click": name}, [Task("click")])
+    mesh = meshes.make_mesh(devices=devices)
+
+    def local(scores, batch):
+        requests = request_losses.requests_of(batch, 0)
+        labels = batch.labels[:, 0]
+        weights = loss.loss.weights(labels, requests)
+        total = meshes.total(mesh, weights.sum())
+
+        def part(scores):
+            return (weights * loss.loss.each(scores, labels, requests)).sum() / total
+
+        value, slopes = jax.value_and_grad(part)(scores)
+        return meshes.total(mesh, value), slopes
+
+    spec = P(meshes.EXAMPLES)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(P(), spec), check_vma=False)
+    return mapped(scores, batch)
+
+
+@pytest.mark.parametrize("name", ["listwise_softmax", "pairwise"])
+def test_the_number_of_devices_does_not_change_a_loss_of_requests(name):
+    scores, batch = request_batches.batch(groups=8)
+    arrays = jnp.asarray(scores), jax.tree.map(jnp.asarray, batch)
+    expected = jax.device_get(gradients(*arrays, name, 1))
+    for devices in (2, 4, 8):
+        value, slopes = gradients(*arrays, name, devices)
+        assert float(value) == pytest.approx(float(expected[0]), rel=1e-6)
+        np.testing.assert_allclose(slopes, expected[1], atol=1e-8)
+
+
+def test_a_score_that_is_only_ranked_reports_no_calibration(variants, capsys):
+    workdir, result, lines = variants.unbroken("requests")
+    text = "\n".join(lines)
+    assert "Requests are packed whole, 16 examples at a time" in text
+    probabilities = {"logloss", "normalized_entropy", "calibration"}
+    ranked = {"ndcg@10", "mrr", "recall@10", "gauc", "auc"}
+    assert result.metrics["click"].keys() == ranked | {"examples"}
+    assert result.metrics["conversion"].keys() == ranked | probabilities | {"examples"}
+    assert result.buckets.keys() == {"conversion"}
+    for kind in ("train", "valid"):
+        names = {name for record in records(workdir, kind) for name in record}
+        assert not names & {f"click/{name}" for name in probabilities}
+        assert "conversion/calibration" in names
+    cli.run(["evaluate", f"--workdir={workdir}"])
+    out = capsys.readouterr().out
+    assert "NDCG@10" in out
+    assert "GAUC by request, weighted by the weights of examples, without" in out
+    assert "calibration of click" not in out
+    cli.run(["evaluate", f"--workdir={workdir}", "--json"])
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["metrics"]["click/ndcg@10"] == result.metrics["click"]["ndcg@10"]
+    assert tree["requests"]["column"] == "request"
+
+
+def test_a_loss_of_requests_needs_a_store_with_requests(store, tmp_path):
+    c = changed(store_config(store), {"task_losses.click": "listwise_softmax"})
+    with pytest.raises(InputError, match=r"task_losses.click: 'listwise_softmax' must have requ"):
+        train(c, tmp_path, report=nothing)
