@@ -533,7 +533,7 @@ def _loss(
         )
     each = losses.per_task(shifted, *known, total_weight, step_spec.task_losses)
     for task, (of_task, weights, total) in requests.items():
-        # All traffic is compared, so logits are not those of the sample.
+        # Candidates of all traffic are compared, so logits are not shifted to the sample.
         outputs = losses.known(logits, batch.weights)[:, task]
         loss = step_spec.task_losses[task]
         assert isinstance(loss, TaskRequestLoss)

@@ -126,7 +126,7 @@ def _values(metrics: dict[str, float]) -> str:
 
 
 def _reference(name: str, metrics: Mapping[str, float], model: Mapping[str, float]) -> str:
-    """Formats metrics of a reference below those of a model, blank where it has none."""
+    """Formats metrics of a reference in the columns of a model, blank where there is none."""
     cells = (
         f" {metrics[c]:>14.5f}" if c in metrics else 15 * " " for c in model if c != "examples"
     )

@@ -20,7 +20,7 @@ WEIGHTING = "the weights of examples"  # of a GAUC
 
 
 class RequestSpec(NamedTuple):
-    """How the requests of a run are scored.
+    """Settings by which the requests of a run are scored.
 
     column: the column `features.group` of the data. Empty: none.
     k: number of first ranks.
@@ -32,7 +32,7 @@ class RequestSpec(NamedTuple):
     ranked: tuple[str, ...] = ()
 
     def without_probabilities(self, task: Task, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns metrics by name without those of probabilities if the task is only ranked."""
+        """Returns metrics by name, without those of probabilities if a task is only ranked."""
         dropped = probability_names(task.kind) if task.name in self.ranked else ()
         return {name: value for name, value in metrics.items() if name not in dropped}
 

@@ -87,8 +87,8 @@ def request_hashes(column: pa.Array, name: str, alone: str) -> np.ndarray:
     hashes = np.zeros(len(column), np.uint64)
     if digests:
         hashes = np.array(digests, np.uint64)[codes]
-    own = [xxhash.xxh3_64_intdigest(f"{alone} {i}".encode()) for i in np.flatnonzero(missing)]
-    hashes[missing] = np.array(own, np.uint64)
+    singles = [xxhash.xxh3_64_intdigest(f"{alone} {i}".encode()) for i in np.flatnonzero(missing)]
+    hashes[missing] = np.array(singles, np.uint64)
     return hashes.view(np.int64)
 
 

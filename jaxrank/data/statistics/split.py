@@ -222,7 +222,7 @@ class Statistics:
                 self.new[kind].setdefault(name, NewValues()).merge(new)
 
     def set_lengths(self, lengths: ListLengths) -> None:
-        """Replaces the lengths of lists by those of the same examples in another order."""
+        """Replaces the lengths of lists, for the same examples in another order."""
         self._lengths = lengths
 
     def summary(self) -> dict[str, Any]:
