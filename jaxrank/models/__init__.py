@@ -26,6 +26,7 @@ from flax.errors import InvalidRngError
 
 from jaxrank.errors import InputError
 from jaxrank.models import fields, flops
+from jaxrank.models.board import deepfm, final_mlp, gdcn, qnn  # noqa: F401  register models
 from jaxrank.models.factorization_machine import FactorizationMachine
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.products import plain_layers

@@ -60,8 +60,12 @@ class _Readings:
         return [name for name, reading in (self._axes or {}).items() if reading == features]
 
     def labels(self, parts: Parts) -> list[Label]:
-        """Returns the label of each number along an axis."""
-        return [label for i, part in enumerate(parts) for label in self._labels(i, part)]
+        """Returns the label of each number along an axis. Parts may occur several times."""
+        return [
+            (*label, parts[:i].count(part))
+            for i, part in enumerate(parts)
+            for label in self._labels(i, part)
+        ]
 
     def _labels(self, place: int, part: Any) -> Iterable[Label]:
         if isinstance(

@@ -19,6 +19,16 @@ VARIANTS = {
     "ple": dict(multitask="ple", task_experts=2, norm="batch", **MULTITASK),
     "mixed_bfloat16": dict(precision="mixed_bfloat16", mlp_units=(5,)),
     "factorization_machine": dict(name="factorization_machine", cross_scale=0.5),
+    "gdcn": dict(name="gdcn", mlp_units=(5,), dropout=0.5),
+    "qnn": dict(name="qnn", layers=1, products=3, cross_layers=1, norm="batch"),
+    "deepfm": dict(name="deepfm", mlp_units=(5,)),
+    "final_mlp": dict(
+        name="final_mlp",
+        first_mlp_units=(4,),
+        second_mlp_units=(6,),
+        heads=2,
+        first_context=("v0_0", "f0"),
+    ),
     "own": dict(name="own", ids=("v0_0", "v1_0")),
 }
 

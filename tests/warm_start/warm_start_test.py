@@ -198,6 +198,9 @@ MODELS = {
         model__experts=1,
         model__expert_mlp_units=(4,),
     ),
+    "quadratic beside a cross network": dict(
+        model__name="qnn", model__layers=2, model__cross_layers=1
+    ),
 }
 
 

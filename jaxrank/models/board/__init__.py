@@ -1,0 +1,1 @@
+"""Models of public leaderboards, registered like models of users."""
