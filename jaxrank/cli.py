@@ -270,6 +270,32 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
         collect.save_slices(Path(args.workdir), result)
     report(summary.format_evaluation(result))
+    _draw_reliability(args, result.buckets, report)
+    return result._asdict()
+
+
+def _draw_reliability(args: argparse.Namespace, buckets: Any, report: Callable) -> None:
+    """Draws the reliability diagram of --picture."""
+    from jaxrank.evaluation import report as summary
+
+    if args.picture and processes.is_first():
+        from jaxrank import plots
+
+        plots.draw_panels(summary.reliability_panels(buckets), [args.picture])
+        report(f"picture: {args.picture}")
+
+
+def _calibrate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.evaluation.calibrate import calibrate, describe
+
+    result = calibrate(
+        args.workdir,
+        method=args.method,
+        measure_on=args.measure_on,
+        **_which(args),
+        report=_progress(args, report),
+    )
+    report(describe(result))
     return result._asdict()
 
 
@@ -282,6 +308,7 @@ def _gate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         args.workdir, against=args.against, fail_if=args.fail_if, **_which(args), by=args.by
     )
     report(summary.format_evaluation(gate.evaluation))
+    _draw_reliability(args, gate.evaluation.buckets, report)
     report(text.describe(gate))
     return text.to_json(gate)
 
@@ -295,7 +322,7 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
             "--checkpoint: must be used without --follow, which scores every checkpoint: found"
             f" {args.checkpoint!r} with it."
         )
-    for flag in ("by", "against", "fail_if"):
+    for flag in ("by", "against", "fail_if", "picture"):
         if value := getattr(args, flag):
             name = f"--{flag.replace('_', '-')}"
             raise InputError(f"{name}: must be used without --follow: found {name}={value}.")
@@ -554,6 +581,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "prepare": _prepare,
     "train": _train,
     "evaluate": _evaluate,
+    "calibrate": _calibrate,
     "predict": _predict,
     "export": _export,
     "serve": _serve,
@@ -570,7 +598,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "launch": _launch,
 }
 # Verbs that use the model of a run as it was trained.
-_OF_RUNS = ("evaluate", "predict", "export", "report", "compare")
+_OF_RUNS = ("evaluate", "calibrate", "predict", "export", "report", "compare")
 # `study` and `selftest` leave the devices to other processes, which they start.
 _WITHOUT_DEVICES = (
     "prepare",

@@ -245,11 +245,15 @@ def _add_checkpoint(sub: argparse.ArgumentParser, required: bool = True) -> None
 def _add_scored(sub: argparse.ArgumentParser, required: bool = True) -> None:
     """Adds the flags that select a checkpoint and the data to score."""
     _add_checkpoint(sub, required)
-    sub.add_argument(
-        "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
-    )
+    _add_store(sub)
     sub.add_argument(
         "--split", default="", help="the split to score; default: the run's validation split"
+    )
+
+
+def _add_store(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
     )
     sub.add_argument(
         "--batch-size",
@@ -293,6 +297,30 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         help="with --follow: time between checks for a new checkpoint; default: 10",
+    )
+    sub.add_argument(
+        "--picture", default="", metavar="FILE", help="a PNG or SVG of the reliability diagram"
+    )
+    _add_quiet(sub)
+    _add_processes(sub)
+
+
+def _calibrate(sub: argparse.ArgumentParser) -> None:
+    _add_checkpoint(sub)
+    _add_store(sub)
+    sub.add_argument("--split", required=True, help="the split to fit on")
+    sub.add_argument(
+        "--measure-on",
+        default="",
+        metavar="SPLIT",
+        help="another split, to measure the result on; default: the run's validation split",
+    )
+    sub.add_argument(
+        "--method",
+        default="platt",
+        metavar="NAME",
+        help="platt (two numbers per task), isotonic (a curve, for many labels), or none to remove"
+        " the calibration; default: platt",
     )
     _add_quiet(sub)
     _add_processes(sub)
@@ -573,6 +601,11 @@ _VERBS: Mapping[str, _Verb] = {
         "score a checkpoint on prepared data",
         _evaluate,
         "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
+    ),
+    "calibrate": _Verb(
+        "fit the probabilities of a checkpoint to labels, for evaluate, predict and export",
+        _calibrate,
+        "jaxrank calibrate --workdir=/tmp/quickstart --split=valid --measure-on=test",
     ),
     "predict": _Verb(
         "write the predictions of a checkpoint for prepared data",

@@ -138,8 +138,11 @@ def score(workdir: str, run: Opened) -> ScoredRun:
         InputError: no label is known, or the checkpoint cannot be restored.
     """
     scoring.check_labelled(run.split)
-    step, weights = run.checkpoints.read(load_run(workdir).default_checkpoint, run.weights)
-    scores = scoring.score_all(run.predictor, weights, run.split, run.batch_size)
+    step, (weights, calibration) = run.checkpoints.read(
+        load_run(workdir).default_checkpoint,
+        lambda step: (run.weights(step), run.calibration(step)),
+    )
+    scores = scoring.score_all(run.predictor, weights, run.split, run.batch_size, calibration)
     return ScoredRun.from_scores(workdir, run, step, scores)
 
 

@@ -21,6 +21,8 @@ from jaxrank.build import (
     untrained,
     weights_shape,
 )
+from jaxrank.calibration import files as calibrations
+from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.same_values import check_extends
@@ -33,6 +35,7 @@ from jaxrank.evaluation.model_view import view_for_model
 from jaxrank.evaluation.requests import NO_REQUESTS, RequestSpec, request_spec
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Layout
+from jaxrank.metrics import exact
 from jaxrank.models import Model
 from jaxrank.program import Predictor
 from jaxrank.run_schedule import NEXT_DAY
@@ -56,6 +59,8 @@ class Evaluation(NamedTuple):
     intervals: {task: {metric: [low, high]}}, the 95% interval of each metric. NaN where undefined.
     cluster: {column, clusters} of the intervals. None: examples count as independent.
     requests: what the metrics of requests count; see `requests.score_requests`. None: no requests.
+    calibration_error: {task: expected calibration error}, see `exact.calibration_error`.
+    calibrated: method and data of the calibration, if the checkpoint has one.
     """
 
     step: int
@@ -73,6 +78,8 @@ class Evaluation(NamedTuple):
     intervals: Mapping[str, Mapping[str, list[float]]] = MappingProxyType({})
     cluster: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
+    calibration_error: Mapping[str, float] = MappingProxyType({})
+    calibrated: Mapping[str, Any] | None = None
 
 
 class Prediction(NamedTuple):
@@ -215,9 +222,15 @@ class Opened(NamedTuple):
     split: Split
     checkpoints: Checkpoints
     store: Store
+    directory: Path
     untrained: tuple[str, ...] = ()
     cluster: str = ""
     requests: RequestSpec = NO_REQUESTS
+
+    def calibration(self, step: int) -> Calibration | None:
+        """Reads the calibration of a checkpoint. See `calibration.files.load`."""
+        sums = self.checkpoints.saved_checksums(step)["weights"]
+        return calibrations.load(self.directory, step, sums)
 
     def groups(self, by: str) -> slices.Groups | None:
         """Reads the columns to slice by, None if `by` is empty. See `slices.groups_of`."""
@@ -265,7 +278,8 @@ def open_run(
     left = untrained(run.config, run.schema)
     cluster = run.config.eval.cluster
     requests = request_spec(run.config, stored)
-    return Opened(size, run.predictor(), opened, checkpoints, stored, left, cluster, requests)
+    predictor, directory = run.predictor(), run.directory
+    return Opened(size, predictor, opened, checkpoints, stored, directory, left, cluster, requests)
 
 
 def evaluate(
@@ -305,9 +319,18 @@ def evaluate_opened(
     """Scores one checkpoint. Returns the result of `evaluate`, and the scores of all examples."""
     started = time.perf_counter()
     scoring.check_labelled(run.split)
-    step, weights = run.checkpoints.read(checkpoint, run.weights)
+    step, (weights, calibration) = run.checkpoints.read(
+        checkpoint, lambda step: (run.weights(step), run.calibration(step))
+    )
     scores = scoring.evaluate(
-        run.predictor, weights, run.split, run.batch_size, groups, clusters, run.requests
+        run.predictor,
+        weights,
+        run.split,
+        run.batch_size,
+        groups,
+        clusters,
+        run.requests,
+        calibration,
     )
     schema = run.predictor.layout.schema
     reference = scoring.reference(run.split, schema)
@@ -327,6 +350,12 @@ def evaluate_opened(
         intervals=scores.intervals,
         cluster=clusters.to_json() if clusters else None,
         requests=scores.requests,
+        calibration_error={
+            task: exact.calibration_error(buckets)
+            for task, buckets in scores.buckets.items()
+            if task not in run.requests.ranked
+        },
+        calibrated=dict(calibration.origin) if calibration else None,
     )
     return evaluation, scores.scored
 
@@ -347,9 +376,16 @@ def predict(
     started = time.perf_counter()
     scoring.check_output(output)
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
-    step, (weights, worse) = run.checkpoints.read(
-        checkpoint, lambda step: (run.weights(step), run.checkpoints.worse_than_constant(step))
+    step, (weights, calibration, worse) = run.checkpoints.read(
+        checkpoint,
+        lambda step: (
+            run.weights(step),
+            run.calibration(step),
+            run.checkpoints.worse_than_constant(step),
+        ),
     )
-    rows = scoring.write_predictions(run.predictor, weights, run.split, run.batch_size, output)
+    rows = scoring.write_predictions(
+        run.predictor, weights, run.split, run.batch_size, output, calibration
+    )
     seconds = time.perf_counter() - started
     return Prediction(rows, output, step, seconds, run.checkpoints.directory(step), worse)

@@ -10,6 +10,8 @@ from jaxrank.evaluation.days import DayScore
 from jaxrank.evaluation.evaluate import Evaluation
 from jaxrank.evaluation.requests import WEIGHTING, request_lines
 from jaxrank.evaluation.score import Metrics
+from jaxrank.metrics.exact import calibration_error
+from jaxrank.metrics.intervals import Z
 from jaxrank.metrics.registry import NORMALIZED, title_of
 
 _SHOWN = 20  # values of a column
@@ -323,10 +325,55 @@ def cluster_line(cluster: Mapping[str, Any] | None) -> str:
     return f"95% intervals clustered by {cluster['column']} ({cluster['clusters']:,} values)"
 
 
+def reliability_panels(
+    buckets: Mapping[str, Sequence[Mapping[str, float]]],
+) -> list[dict[str, Any]]:
+    """Returns the reliability diagram of each task, for `plots.draw_panels`.
+
+    Args:
+        buckets: of each task; see `exact.calibration_buckets`. Bars are 95% intervals.
+    """
+    line: dict[str, Any] = {"low": [], "high": [], "color": "gray", "style": "dashed"}
+    panels = []
+    for task, entries in buckets.items():
+        predicted = [b["predicted"] for b in entries]
+        observed = [b["observed"] for b in entries]
+        half = [Z * b["error"] for b in entries]
+        ends = [min(predicted, default=0.0), max(predicted, default=1.0)]
+        points = {
+            "label": "buckets of equal count",
+            "x": predicted,
+            "y": observed,
+            "low": [y - h for y, h in zip(observed, half, strict=True)],
+            "high": [y + h for y, h in zip(observed, half, strict=True)],
+            "color": "C0",
+            "style": "points",
+        }
+        error = calibration_error(entries)
+        panels.append(
+            {
+                "title": f"{task}: ECE {error:.5f}",
+                "series": [line | {"label": "calibrated", "x": ends, "y": ends}, points],
+                "x_label": "predicted",
+                "y_label": "observed",
+                "x_scale": "linear",
+                "y_scale": "linear",
+            }
+        )
+    return panels
+
+
+def calibration_line(origin: Mapping[str, Any]) -> str:
+    """Says how the predictions of a checkpoint are calibrated."""
+    tasks = ", ".join(origin["tasks"])
+    return f"calibrated by {origin['method']} on {origin['split']}: {tasks}"
+
+
 def format_evaluation(result: Evaluation) -> str:
     """Formats the summary of `jaxrank evaluate`."""
     lines = [
         f"{result.checkpoint} on {result.data}: {result.seconds:.1f} s",
+        *([calibration_line(result.calibrated)] if result.calibrated else []),
         *_table(
             result.metrics,
             result.constant,
@@ -338,7 +385,8 @@ def format_evaluation(result: Evaluation) -> str:
         cluster_line(result.cluster),
     ]
     for task, buckets in result.buckets.items():
-        lines.append(f"calibration of {task}, by prediction")
+        error = result.calibration_error.get(task, math.nan)
+        lines.append(f"calibration of {task}, by prediction: mean error (ECE) {error:.5f}")
         lines += [
             f"  {b['lower']:.4f} to {b['upper']:.4f}: predicted {b['predicted']:.5f}, observed"
             f" {b['observed']:.5f}, {b['examples']:,} examples"

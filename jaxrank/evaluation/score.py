@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxrank.atomic import replacing
+from jaxrank.calibration.maps import Calibration
 from jaxrank.data.batches.pipeline import EvaluationBatches
 from jaxrank.data.examples import Examples, cut, traffic_weights
 from jaxrank.data.files import check_parent, is_local
@@ -87,7 +88,11 @@ def whole_groups(batch_size: int, predictor: Predictor) -> int:
 
 
 def score(
-    predictor: Predictor, weights: Weights, split: Split, batch_size: int
+    predictor: Predictor,
+    weights: Weights,
+    split: Split,
+    batch_size: int,
+    calibration: Calibration | None = None,
 ) -> Generator[Scored, None, None]:
     """Yields the scores of a split, batch by batch in stored order, without padding.
 
@@ -98,6 +103,7 @@ def score(
         weights: of a checkpoint.
         split: to score.
         batch_size: in examples, a multiple of the group size.
+        calibration: maps the logits. None: they are those of the model.
 
     Raises:
         RunError: a prediction is not finite.
@@ -119,7 +125,7 @@ def score(
         scored = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
         check_finite(scored.logits, layout.schema.tasks, f"split {split.name}", first)
         first += rows
-        return scored
+        return scored if calibration is None else calibrated(scored, calibration)
 
     with (
         closing(iter(batches)) as batch_iterator,
@@ -131,6 +137,12 @@ def score(
                 yield fetched(*waiting.pop(0))
     for item in waiting:
         yield fetched(*item)
+
+
+def calibrated(scored: Scored, calibration: Calibration) -> Scored:
+    """Maps the logits of scored examples, in float64."""
+    logits = calibration(scored.logits.astype(np.float64))
+    return scored._replace(logits=logits.astype(scored.logits.dtype))
 
 
 def check_finite(logits: np.ndarray, tasks: Sequence[Task], data: str, first: int) -> None:
@@ -152,6 +164,7 @@ def evaluate(
     groups: slices.Groups | None = None,
     clusters: slices.Clusters | None = None,
     requests: RequestSpec = NO_REQUESTS,
+    calibration: Calibration | None = None,
 ) -> Scores:
     """Computes exact metrics of `weights` on a split. Needs 12 bytes per example and task.
 
@@ -163,12 +176,13 @@ def evaluate(
         groups: of examples, for metrics per group.
         clusters: of examples, for intervals. None: examples are independent.
         requests: how requests are scored.
+        calibration: see `score`.
 
     Raises:
         RunError: a prediction is not finite.
     """
     start = time.perf_counter()
-    scored = score_all(predictor, weights, split, batch_size)
+    scored = score_all(predictor, weights, split, batch_size, calibration)
     metrics, buckets, histograms, spans = {}, {}, {}, {}
     tasks = predictor.layout.schema.tasks
     for i, task in enumerate(tasks):
@@ -203,9 +217,16 @@ def evaluate(
     )
 
 
-def score_all(predictor: Predictor, weights: Weights, split: Split, batch_size: int) -> Scored:
+def score_all(
+    predictor: Predictor,
+    weights: Weights,
+    split: Split,
+    batch_size: int,
+    calibration: Calibration | None = None,
+) -> Scored:
     """Returns the scores of all examples of a split. See `evaluate` for arguments and errors."""
-    parts = list(score(predictor, weights, split, whole_groups(batch_size, predictor)))
+    size = whole_groups(batch_size, predictor)
+    parts = list(score(predictor, weights, split, size, calibration))
     return Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
@@ -264,7 +285,12 @@ def _reference(split: Split, schema: Schema) -> Reference:
 
 
 def write_predictions(
-    predictor: Predictor, weights: Weights, split: Split, batch_size: int, output: str | Path
+    predictor: Predictor,
+    weights: Weights,
+    split: Split,
+    batch_size: int,
+    output: str | Path,
+    calibration: Calibration | None = None,
 ) -> int:
     """Writes a Parquet file with one row per example in stored order, and returns the rows.
 
@@ -280,7 +306,7 @@ def write_predictions(
     output = check_output(output)
     batch_size = whole_groups(batch_size, predictor)
     tasks = predictor.layout.schema.tasks
-    with closing(score(predictor, weights, split, batch_size)) as scores:
+    with closing(score(predictor, weights, split, batch_size, calibration)) as scores:
         if not processes.is_first():
             return sum(len(scored.logits) for scored in scores)
         return write_table(scores, _rebatched(split.blocks(), batch_size), tasks, output)

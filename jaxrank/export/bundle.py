@@ -231,7 +231,7 @@ def _key(path: str, source: Source) -> tuple[bytes | None, Pseudonymise | None]:
 def _fingerprint(source: Source, tables: str) -> str:
     """Returns a hash of what the files of a bundle depend on."""
     parts = [jaxrank.__version__, source.path, source.step, tables, to_plain(source.run.config)]
-    parts += [source.run.schema, source.stored.checksums]
+    parts += [source.run.schema, source.stored.checksums, source.calibration]
     return xxhash.xxh3_64_hexdigest(json_files.to_text(parts, sort_keys=True).encode())
 
 
@@ -275,7 +275,7 @@ def _write_files(
         **progress.write(_INDEX, lambda path: write_index(vocabularies, path, scratch)._asdict())
     )
     scratch.rmdir()
-    part = dense_parts.dense_part(run.model(), layout, weights, parents)
+    part = dense_parts.dense_part(run.model(), layout, weights, parents, source.calibration)
     program = functools.partial(dense_parts.to_stablehlo, part)
     progress.write(_STABLEHLO, lambda path: path.write_bytes(program()))
     no_onnx = progress.write(_ONNX, functools.partial(_write_onnx, part))
@@ -295,6 +295,7 @@ def _write_files(
             "checkpoint": source.path,
             "step": source.step,
             "model": run.model_name,
+            "calibration": source.calibration.origin if source.calibration else None,
         },
     }
     progress.renew("signature.json", lambda path: json_files.write(path, tree))

@@ -9,6 +9,8 @@ import numpy as np
 from jax import export
 
 from jaxrank.base_rates import neutral
+from jaxrank.calibration.maps import Calibration
+from jaxrank.calibration.maps import conditional as conditional_logits
 from jaxrank.checkpoints.reader import CheckpointReader, dotted
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -58,9 +60,19 @@ def conditional_tasks(parents: tuple[int, ...]) -> list[int]:
 
 
 def dense_part(
-    model: Model, layout: Layout, weights: Weights, parents: tuple[int, ...]
+    model: Model,
+    layout: Layout,
+    weights: Weights,
+    parents: tuple[int, ...],
+    calibration: Calibration | None = None,
 ) -> DensePart:
-    """Returns the dense part. Its outputs are the tasks, and then `conditional_tasks`."""
+    """Returns the dense part. Its outputs are the tasks, and then `conditional_tasks`.
+
+    Args:
+        parents: see `outputs.joint_logits`.
+        calibration: of the checkpoint. A conditional probability is then that of the task over that
+            of its parent, both calibrated.
+    """
     single = model_inputs(layout)
     arrays = _arrays(layout)
     kinds = [task.kind for task in layout.schema.tasks]
@@ -78,7 +90,15 @@ def dense_part(
         inputs = Inputs(single.names, named["dense"], reads)
         raw = model.infer(weights.params, weights.model_state, inputs)
         logits = outputs(raw, weights.bias, weights.scale, parents)
-        if conditional:
+        if calibration:
+            logits = calibration(logits, jnp)
+        if conditional and calibration:
+            parts = [
+                conditional_logits(logits[:, task], logits[:, parents[task]], jnp)[:, None]
+                for task in conditional
+            ]
+            logits = jnp.concatenate([logits, *parts], axis=1)
+        elif conditional:
             alone = outputs(raw, weights.bias, weights.scale, ())
             parts = [alone[:, task : task + 1] for task in conditional]
             logits = jnp.concatenate([logits, *parts], axis=1)

@@ -32,7 +32,8 @@ def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
         labels = recorded.get("traffic", {}).get(task.name, {})
         mean = labels.get("mean")
         calibration = scores.get(f"{task.name}/calibration") if name == data.valid else None
-        is_known = mean is not None and calibration is not None
+        # The recorded evaluation is that of the model before `jaxrank calibrate`.
+        is_known = None not in (mean, calibration) and source.calibration is None
         tasks.append(
             {
                 "task": task.name,

@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 from jaxrank import json_files
 from jaxrank.base_rates import neutral
 from jaxrank.build import model_fields, task_parents
+from jaxrank.calibration import files as calibrations
+from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.manager import Checkpoints, drop_fields, lacking
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.config_files import to_plain
@@ -71,6 +73,7 @@ class Source(NamedTuple):
     checkpoints: of the run.
     store: with the run's vocabularies.
     worse_than_constant: see `Export`.
+    calibration: of the checkpoint, None if it has none.
     """
 
     run: evaluate.SavedRun
@@ -81,6 +84,7 @@ class Source(NamedTuple):
     checkpoints: Checkpoints
     store: Store
     worse_than_constant: list[str]
+    calibration: Calibration | None = None
 
 
 def open_source(workdir: str, checkpoint: str, data: str) -> Source:
@@ -108,7 +112,8 @@ def open_source(workdir: str, checkpoint: str, data: str) -> Source:
         raise InputError(
             f"{saved}: arrays must match the model of the config:\n  " + "\n  ".join(other)
         )
-    return Source(run, run.layout(), stored, step, path, checkpoints, store, worse)
+    calibration = calibrations.load(run.directory, step, sums["weights"])
+    return Source(run, run.layout(), stored, step, path, checkpoints, store, worse, calibration)
 
 
 def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str = "") -> Export:
@@ -131,12 +136,15 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     started = time.perf_counter()
     source = open_source(workdir, checkpoint, data)
     run, layout, stored, store = source.run, source.layout, source.stored, source.store
-    description = {"checkpoint": source.path, "step": source.step}
+    description: dict[str, Any] = {"checkpoint": source.path, "step": source.step}
     model = {
         "tasks": len(run.schema.tasks),
         **model_fields(run.config.model),
         "parents": task_parents(run.config.model, run.schema),
     }
+    if source.calibration:
+        maps = {run.schema.tasks[i].name: m._asdict() for i, m in source.calibration.maps.items()}
+        description["calibration"] = {"maps": maps, "origin": source.calibration.origin}
     description |= recipe(layout, store, model=model, config=to_plain(run.config))
     with (
         written(output) as partial,

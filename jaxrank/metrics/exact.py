@@ -1,5 +1,7 @@
 """Exact metrics from all predictions, in float64 on the host."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -130,6 +132,22 @@ def calibration_buckets(
         starts = np.searchsorted(x, x[starts], side="left")
     edges = np.unique(np.append(starts, len(x)))
     return [_bucket(p[a:b], y[a:b], w[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def calibration_error(buckets: Sequence[Mapping[str, float]]) -> float:
+    """Computes the mean distance of prediction and label over buckets, by weight. NaN without any.
+
+    For a binary task this is the expected calibration error (ECE). With few examples it is above 0
+    even for true probabilities.
+
+    Args:
+        buckets: see `calibration_buckets`.
+
+    References:
+        Naeini et al., Obtaining Well Calibrated Probabilities Using Bayesian Binning, AAAI 2015.
+    """
+    weight = sum(b["weight"] for b in buckets)
+    return ratio(sum(b["weight"] * abs(b["predicted"] - b["observed"]) for b in buckets), weight)
 
 
 def _bucket(p: Floats, y: Floats, w: Floats) -> dict[str, float]:

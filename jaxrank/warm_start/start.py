@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrank.calibration.files import calibration_path
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.data.store.reader import Store
@@ -91,6 +92,8 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
         *_table_changes(older, new_run, rows),
         *_layer_changes(carried),
     ]
+    if calibration_path(older.run.directory, older.step).is_file():
+        messages.append("its calibration is not copied, because training changes the predictions")
     if not older.is_asked_for and not older.is_finished:
         messages.insert(0, "that run has not finished, and no step of it was named")
     report("\n  ".join([f"Started from {older.name}:", *messages]))

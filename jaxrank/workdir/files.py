@@ -1,7 +1,7 @@
 """The directory of a run: its config, its schema, and its data if it was prepared for this run.
 
 WORKDIR/config.json  schema.json  placement.json  code.json  metrics.jsonl  tensorboard/
-checkpoints/  data/  profile/  follow/  damaged/  debug/  evaluations/
+checkpoints/  calibration/  data/  profile/  follow/  damaged/  debug/  evaluations/
 summary.json  report.html  finished
 """
 

@@ -21,6 +21,9 @@ from ml_collections import ConfigDict
 from runs import nothing, saved
 
 from jaxrank import cli
+from jaxrank.calibration import files as calibrations
+from jaxrank.calibration.maps import Calibration, LogitMap
+from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
@@ -32,6 +35,7 @@ from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
 from jaxrank.export.statistics import statistics
 from jaxrank.export.write import written
+from jaxrank.metrics import exact
 
 TASKS = ("click", "buy")
 
@@ -116,6 +120,33 @@ def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
     assert [o.name for o in scorer.signature.outputs] == ["click", "buy", "buy_given_click"]
     joint = scores["click"] * scores["buy_given_click"]
     np.testing.assert_allclose(joint, scores["buy"], rtol=1e-5)
+
+
+def test_a_bundle_of_a_calibrated_checkpoint_has_its_calibrated_scores(run, predicted, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run / "run", workdir)
+    checkpoints = Checkpoints(workdir, read_only=True)
+    step = checkpoints.step()
+    maps = {
+        0: LogitMap((0.0,), (-0.3,), 0.5, 0.5),
+        1: LogitMap((-3.0, -1.0), (-4.0, 1.0), 1.0, 1.0),
+    }
+    origin = {"method": "platt", "split": "test", "tasks": list(TASKS)}
+    calibration = Calibration(maps, (-1, 0), origin)
+    sums = checkpoints.saved_checksums(step)["weights"]
+    calibrations.save(workdir, step, calibration, TASKS, sums)
+    logits = np.stack([np.log(predicted[t]) - np.log1p(-predicted[t]) for t in TASKS], axis=1)
+    expected = exact.probability(calibration(logits))
+    export_bundle(str(workdir), output=str(tmp_path / "out"), report=nothing)
+    scorer = jaxrank_serving.load(tmp_path / "out")
+    assert scorer.signature.origin["calibration"] == origin
+    scores = scorer.score({}, request_columns(scorer, raw(run)))
+    for i, task in enumerate(TASKS):
+        np.testing.assert_allclose(scores[task], expected[:, i], atol=1e-5)
+    is_bound = scores["buy"] == scores["click"]
+    assert 0 < is_bound.sum() < len(is_bound)
+    joint = scores["click"] * scores["buy_given_click"]
+    np.testing.assert_allclose(joint, scores["buy"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("end", ["csv", "parquet"])
@@ -216,7 +247,7 @@ def test_the_score_mean_is_that_of_the_last_evaluation_of_the_checkpoint(tmp_pat
         has_statistics=True, statistics=dict(rows=9, traffic=dict(click=dict(mean=0.25)))
     )
     store = SimpleNamespace(split=lambda *_: recorded)
-    source = SimpleNamespace(run=run, step=2, store=store)
+    source = SimpleNamespace(run=run, step=2, store=store, calibration=None)
     spec = SimpleNamespace(dense=[], categorical=[], ragged=[])
     assert statistics(source, spec)["tasks"] == [
         dict(task="click", label_mean=0.25, score_mean=0.5)

@@ -238,6 +238,14 @@ def test_batch_sums_keep_float64():
     )
 
 
+def test_the_calibration_error_is_the_mean_distance_over_buckets_by_weight():
+    logits = np.log([0.2 / 0.8, 0.2 / 0.8, 0.5 / 0.5, 0.5 / 0.5])
+    buckets = exact_metrics.calibration_buckets(logits, [0, 1, 1, 1], [3, 1, 2, 10])
+    error = exact_metrics.calibration_error(buckets)
+    assert error == pytest.approx((4 * abs(0.2 - 1 / 4) + 12 * abs(0.5 - 1)) / 16)
+    assert np.isnan(exact_metrics.calibration_error([]))
+
+
 def test_calibration_buckets_hold_equally_many_examples_by_prediction():
     x, y, w = (a[:, 0] for a in clicks(1003))
     x = np.arange(1003, dtype=np.float32)[np.random.default_rng(0).permutation(1003)] / 500

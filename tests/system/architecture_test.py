@@ -20,7 +20,7 @@ FLOORS = (
     "json_files validate base_rates outputs layout mesh report plots run_schedule native"
     " request_losses",
     "extensions",
-    "data embedding models metrics optim runtime task_losses",
+    "data embedding models metrics optim runtime task_losses calibration",
     "step config",
     "program checkpoints telemetry config_files config_reference",
     "build workdir flags defaults",

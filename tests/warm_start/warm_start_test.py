@@ -15,6 +15,7 @@ from raw_csv import config, write
 from runs import nothing, saved
 
 from jaxrank import cli
+from jaxrank.calibration.files import calibration_path
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.checksums import checksums, host_checksum
 from jaxrank.checkpoints.manager import Checkpoints
@@ -354,9 +355,15 @@ def test_a_checkpoint_of_a_step_may_be_named(first, tmp_path):
     raw, c, run, *_ = first
     steps = sorted(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdecimal())
     lines = []
+    path = calibration_path(run, steps[0])
+    path.parent.mkdir()
+    path.touch()
     started(run / "checkpoints" / str(steps[0]), c, tmp_path / "next", lines)
+    shutil.rmtree(path.parent)
     assert lines[0].startswith(f"Started from {run}/checkpoints/{steps[0]}:")
     assert "not finished" not in lines[0]
+    assert "its calibration is not copied" in lines[0]
+    assert not calibration_path(tmp_path / "next", 0).parent.exists()
 
 
 def test_a_run_that_has_not_come_to_its_end_is_reported(first, tmp_path):

@@ -51,7 +51,8 @@ def check(
     run, layout = source.run, source.layout
     stand_in = None if bundle.signature.model.onnx else load_stablehlo(bundle)
     every = bundle._replace(signature=parity.without_sources(bundle.signature))
-    reference = Reference(run.config, layout, source.stored, weights, raw.examples)
+    calibration = source.calibration
+    reference = Reference(run.config, layout, source.stored, weights, raw.examples, calibration)
     scorer = Scorer(every, dense_part=stand_in, hash_key=key)
     compared = parity.compare(scorer, raw, reference, run.schema, tables)
     report(f"Largest difference of {compared.rows:,} raw rows: {compared.difference:.2g}")
@@ -69,7 +70,7 @@ def check(
     if tables != "float32" and valid not in ("", NEXT_DAY):
         split = source.store.split(valid, "data.valid")
         examples = first_examples(split.blocks(), _SCORED_ROWS)
-        labelled = Reference(run.config, layout, source.stored, weights, examples)
+        labelled = Reference(run.config, layout, source.stored, weights, examples, calibration)
         rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables)
         for task, changes in rounding.items():
             shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())

@@ -18,6 +18,7 @@ from jaxrank import embedding, models
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.build import model_fields, task_parents
+from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.ragged import places_of_lists
@@ -72,6 +73,7 @@ class Reference:
         stored: the weights of a checkpoint.
         weights: the dense parameters of the same checkpoint, see `dense_part.layers`.
         examples: to predict, with rows of the run's tables.
+        calibration: of the checkpoint, None if it has none.
     """
 
     def __init__(
@@ -81,8 +83,9 @@ class Reference:
         stored: CheckpointReader,
         weights: Weights,
         examples: Examples,
+        calibration: Calibration | None = None,
     ):
-        self._config, self._weights = config, weights
+        self._config, self._weights, self._calibration = config, weights, calibration
         rows = _rows_read(layout.schema, examples)
         self._vectors = _vectors(stored, layout, rows)
         schema, self._examples = _small(layout.schema, examples, rows)
@@ -121,7 +124,8 @@ class Reference:
         rows: Any = _stored(self._layout, {n: change(v) for n, v in self._vectors.items()})
         weights = jax.device_put(self._weights._replace(rows=rows), predictor.weights_sharding)
         size = min(-(-self._examples.rows // MAX_GROUP), 8) * MAX_GROUP
-        with closing(score(predictor, weights, _Held(self._examples), size)) as scores:
+        held = _Held(self._examples)
+        with closing(score(predictor, weights, held, size, self._calibration)) as scores:
             return np.concatenate([scored.logits for scored in scores])
 
 

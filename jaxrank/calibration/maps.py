@@ -1,0 +1,84 @@
+"""Increasing maps of log-odds, for arrays of NumPy and of JAX.
+
+A map is increasing, so calibration changes neither the order of examples nor the AUC of a task.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_LEAST_GAP = 1e-6  # of a child below its parent, where its conditional probability is near 1
+
+
+class LogitMap(NamedTuple):
+    """Interpolates between knots, and goes on along straight lines beyond the first and last one.
+
+    x, y: log-odds before and after calibration at each knot, both increasing. At least one.
+    left, right: slopes beyond the first and the last knot.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    left: float
+    right: float
+
+    def __call__(self, logits: Any, xp: Any = np) -> Any:
+        """Maps log-odds f[n].
+
+        Args:
+            xp: the module of the arrays, `numpy` or `jax.numpy`.
+        """
+        x, y = (xp.asarray(values, logits.dtype) for values in (self.x, self.y))
+        result = y[0] + self.left * xp.minimum(logits - x[0], 0)
+        result = result + self.right * xp.maximum(logits - x[-1], 0)
+        if len(self.x) == 1:
+            return result
+        parts = (logits[:, None] - x[None, :-1]) / (x[1:] - x[:-1])[None, :]
+        return result + (xp.clip(parts, 0, 1) * (y[1:] - y[:-1])[None, :]).sum(axis=1)
+
+
+class Calibration(NamedTuple):
+    """The maps of a checkpoint's tasks.
+
+    maps: by the number of the task. A task without one keeps its outputs.
+    parents: see `outputs.joint_logits`. Empty: no task has a parent.
+    origin: method and data of the fit, for reports.
+    """
+
+    maps: Mapping[int, LogitMap]
+    parents: tuple[int, ...]
+    origin: Mapping[str, Any]
+
+    def __call__(self, logits: Any, xp: Any = np) -> Any:
+        """Maps the outputs of all tasks f[n, tasks]. No joint probability exceeds its parent's."""
+        columns = [logits[:, task] for task in range(logits.shape[1])]
+        for task, mapped in self.maps.items():
+            columns[task] = mapped(columns[task], xp)
+        return xp.stack(bounded(columns, self.parents, xp), axis=1)
+
+
+def bounded(columns: Sequence[Any], parents: Sequence[int], xp: Any = np) -> list[Any]:
+    """Returns the log-odds of joint probabilities, none above that of the parent.
+
+    Args:
+        columns: f[n] of each task.
+        parents: see `Calibration`.
+    """
+
+    def bound(task: int) -> Any:
+        if not parents or parents[task] < 0:
+            return columns[task]
+        return xp.minimum(columns[task], bound(parents[task]))
+
+    return [bound(task) for task in range(len(columns))]
+
+
+def conditional(joint: Any, parent: Any, xp: Any = np) -> Any:
+    """Returns the log-odds of p / q for p = sigmoid(joint) and q = sigmoid(parent), p at most q.
+
+    p / (q - p) = (1 + e^parent) / (e^(parent - joint) - 1), which has no large numbers if computed
+    in logarithms.
+    """
+    gap = xp.maximum(parent - joint, _LEAST_GAP)
+    return xp.logaddexp(parent, 0) - gap - xp.log(-xp.expm1(-gap))

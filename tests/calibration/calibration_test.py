@@ -1,0 +1,118 @@
+"""Maps of log-odds against scikit-learn, on both kinds of arrays, and as stored."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from jaxrank.calibration import files
+from jaxrank.calibration.fit import METHODS, isotonic, platt
+from jaxrank.calibration.maps import Calibration, LogitMap, conditional
+from jaxrank.errors import InputError
+
+CURVE = LogitMap((-2.0, -1.0, 3.0), (-3.0, 0.5, 1.0), 2.0, 0.25)
+LINE = LogitMap((0.0,), (-1.5,), 0.7, 0.7)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def sample(rows=4000, seed=0):
+    """Draws logits that are twice as large as the true ones, labels and weights."""
+    r = np.random.default_rng(seed)
+    x = r.normal(size=rows, scale=2.0)
+    y = (r.random(rows) < sigmoid(0.5 * x - 1)).astype(np.float64)
+    return x, y, r.choice([1.0, 3.0], rows)
+
+
+def test_platt_is_the_logistic_regression_of_smoothed_labels():
+    x, y, w = sample()
+    result = platt(x, y, w, "")
+    w = w / w.mean()
+    high, low = ((w * side).sum() for side in (y, 1 - y))
+    target = np.where(y > 0, (high + 1) / (high + 2), 1 / (low + 2))
+    twice = np.repeat([1, 0], len(x)), np.concatenate([w * target, w * (1 - target)])
+    model = LogisticRegression(C=np.inf, tol=1e-10).fit(np.tile(x, 2)[:, None], *twice)
+    expected = model.coef_[0, 0], model.intercept_[0]
+    np.testing.assert_allclose((result.left, result.y[0]), expected, rtol=1e-5)
+    assert result.left == pytest.approx(0.5, abs=0.05)
+
+
+def test_isotonic_has_the_steps_of_scikit_learn():
+    """The sample has a few values with many examples each, so every value is a bin."""
+    x, y, w = sample()
+    x = np.round(np.clip(x, -3, 3) * 2) / 2
+    values, at = np.unique(x, return_inverse=True)
+    assert np.bincount(at).min() > 50
+    unit = w / w.mean()
+    weight, labels = (np.bincount(at, a) for a in (unit, unit * y))
+    smooth = (labels + labels.sum() / weight.sum()) / (weight + 1)
+    expected = IsotonicRegression().fit(values, smooth, sample_weight=weight + 1)
+    steps = np.unique(expected.predict(values))
+    result = isotonic(x, y, w, "")
+    np.testing.assert_allclose(sigmoid(np.array(result.y)), steps, rtol=1e-10)
+    assert 3 < len(steps) < len(values)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_calibration_removes_most_of_the_error_of_new_examples(method):
+    mapped = METHODS[method](*sample(40_000), "")
+    x, _, _ = sample(40_000, seed=1)
+    truth = sigmoid(0.5 * x - 1)
+    before, after = (np.abs(sigmoid(z) - truth).mean() for z in (x, mapped(x)))
+    assert after < before / 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_labels_that_fall_are_rejected(method):
+    x, y, w = sample()
+    with pytest.raises(InputError, match="d: task t: labels must rise with the predictions: found"):
+        METHODS[method](-x, y, w, "d: task t")
+
+
+def test_separable_labels_have_a_finite_fit():
+    x = np.linspace(-1, 1, 100)
+    result = platt(x, (x > 0).astype(float), np.ones(100), "")
+    assert np.isfinite([result.left, result.y[0]]).all()
+
+
+@pytest.mark.parametrize("mapped", [CURVE, LINE])
+def test_maps_increase_and_are_equal_for_jax(mapped):
+    x = np.linspace(-6, 6, 200)
+    expected = mapped(x)
+    assert (np.diff(expected) > 0).all()
+    np.testing.assert_allclose(mapped(np.array(mapped.x)), mapped.y, rtol=1e-15)
+    single = jax.jit(lambda z: mapped(z, jnp))(x.astype(np.float32))
+    np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_joint_probabilities_stay_below_those_of_their_parents():
+    """Task 0 is given 2, which is given 1."""
+    logits = np.random.default_rng(0).normal(size=(50, 3), scale=3)
+    calibration = Calibration({0: CURVE, 1: LINE}, (2, -1, 1), {})
+    result = calibration(logits)
+    np.testing.assert_array_equal(result[:, 1], LINE(logits[:, 1]))
+    np.testing.assert_array_equal(result[:, 2], np.minimum(logits[:, 2], result[:, 1]))
+    np.testing.assert_array_equal(result[:, 0], np.minimum(CURVE(logits[:, 0]), result[:, 2]))
+    assert 5 < (result[:, 0] == result[:, 2]).sum() < 45
+    given = sigmoid(conditional(result[:, 0], result[:, 2]))
+    exact = sigmoid(result[:, 0]) / sigmoid(result[:, 2])
+    np.testing.assert_allclose(given, exact, atol=2e-6)
+
+
+def test_a_calibration_is_stored_for_the_weights_of_its_checkpoint(tmp_path):
+    calibration = Calibration({1: CURVE}, (-1, 0), {"method": "isotonic", "split": "valid"})
+    sums = {"params.kernel": 7, "rows.item": 8}
+    path = files.save(tmp_path, 16, calibration, ["click", "buy"], sums)
+    assert files.load(tmp_path, 16, sums) == calibration
+    assert files.load(tmp_path, 8, sums) is None
+    with pytest.raises(InputError, match=f"{re.escape(str(path))}: must be of the weights"):
+        files.load(tmp_path, 16, sums | {"rows.item": 9})
+    path.write_text(path.read_text().replace("0.25", "0.24"))
+    with pytest.raises(InputError, match=re.escape(str(path))):
+        files.load(tmp_path, 16, sums)

@@ -1,0 +1,70 @@
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tiny
+from runs import nothing
+
+from jaxrank import cli
+from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate
+from jaxrank.evaluation.calibrate import calibrate, describe
+from jaxrank.metrics import exact
+from jaxrank.train import train
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that has learned enough for its predictions to rise with the labels."""
+    workdir = tmp_path_factory.mktemp("calibrated") / "run"
+    c = tiny.config(num_steps=40)
+    c.optim.dense.base_learning_rate = 0.02
+    train(c, workdir, report=nothing)
+    return workdir
+
+
+def test_a_calibration_is_used_until_it_is_removed(trained):
+    before = evaluate.evaluate(str(trained))
+    assert before.calibrated is None
+    lines = []
+    result = calibrate(str(trained), split="train", measure_on="valid", report=lines.append)
+    assert "trained on these labels" in lines[0]
+    assert result.before["click"]["logloss"] == before.metrics["click"]["logloss"]
+    picture = trained / "picture.svg"
+    cli.run(["evaluate", f"--workdir={trained}", f"--picture={picture}"])
+    after = evaluate.evaluate(str(trained))
+    assert after.calibrated == {
+        "method": "platt",
+        "split": "train",
+        "tasks": ["click", "conversion"],
+    }
+    for task, metrics in result.after.items():
+        assert metrics["logloss"] == pytest.approx(after.metrics[task]["logloss"])
+        assert metrics["calibration_error"] == after.calibration_error[task]
+        assert after.metrics[task]["auc"] == pytest.approx(before.metrics[task]["auc"], abs=1e-6)
+    assert after.metrics["click"]["logloss"] < before.metrics["click"]["logloss"]
+    assert f"{after.calibration_error['click']:.5f}" in picture.read_text()
+
+    output = trained / "p.parquet"
+    evaluate.predict(str(trained), output=str(output))
+    table = pq.read_table(output)
+    y, p = table["label_click"].to_numpy(), table["predicted_click"].to_numpy()
+    predicted = exact.exact_from_probabilities(p, y, np.ones(len(y)))
+    assert predicted["logloss"] == pytest.approx(after.metrics["click"]["logloss"], rel=1e-5)
+
+    removed = calibrate(str(trained), split="train", method="none")
+    assert "no calibration" in describe(removed)
+    assert evaluate.evaluate(str(trained)).metrics == before.metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(split="valid"), "must name another split than --split.*found 'valid' for both"),
+        (dict(split="train", method="plat"), "--method: must be one of.*found 'plat'.*'platt'"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_rejected(trained, arguments, message):
+    with pytest.raises(InputError, match=message):
+        calibrate(str(trained), **arguments)
