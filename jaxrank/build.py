@@ -148,6 +148,7 @@ def make_step_spec(
     names = [t.name for t in layout.schema.tables]
     patterns = to_plain(config.optim.tables.lr_multipliers)
     lr_multipliers = validate.matched("optim.tables.lr_multipliers", "table", names, patterns)
+    l2s = validate.matched("embedding.l2s", "table", names, to_plain(config.embedding.l2s))
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
     return steps.StepSpec(
         model=make_model(config.model, layout.schema),
@@ -157,6 +158,7 @@ def make_step_spec(
             row_optimizer=row_optimizer,
             room=room,
             lr_multipliers=lr_multipliers,
+            l2s=l2s,
             **settings,
         ),
         optimizer=optimizer,

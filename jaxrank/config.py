@@ -110,6 +110,12 @@ class Embedding:
         help="standard deviation of the normal distribution that rows start from",
     )
     l2: float = field(0.0, at_least=0, help="adds l2 * row to a row's gradient")
+    l2s: Mapping[str, float] = field(
+        {},
+        at_least=0,
+        patterns=True,
+        help="table pattern -> l2, where it differs; ? matches a dot",
+    )
     l2_scope: str = field(
         "read",
         choices=("read", "table"),
@@ -173,12 +179,22 @@ class LearningRate:
         help="decay of the learning rate after the warm-up; empty: by the size of the data",
     )
     decay_steps: int = field(
-        0, unit="steps", at_least=0, help="length of the decay; 0: all steps after the warm-up"
+        0,
+        unit="steps",
+        at_least=0,
+        help="length of the decay; 0: all steps after the warm-up. With decay step: steps between"
+        " two reductions, at least 1",
     )
     final_fraction: float = field(
-        0.0, at_least=0, at_most=1, help="fraction of the learning rate at the end of the decay"
+        0.0,
+        at_least=0,
+        at_most=1,
+        help="fraction of the learning rate at the end of the decay, the least with decay step",
     )
     power: float = field(1.0, above=0, help="exponent of the polynomial decay")
+    decay_factor: float = field(
+        0.1, above=0, at_most=1, help="factor of the learning rate every decay_steps, of decay step"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,6 +294,12 @@ class Eval:
     )
     reduce_lr_factor: float = field(
         0.1, at_least=0, at_most=1, help="factor of both learning rates after reduce_lr_patience"
+    )
+    reduce_lr_least: float = field(
+        0.0,
+        at_least=0,
+        at_most=1,
+        help="least fraction of both learning rates that reductions leave",
     )
     min_delta: float = field(
         0.0, at_least=0, help="minimum change of the metric that counts as improvement"

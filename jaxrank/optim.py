@@ -12,6 +12,7 @@ import jax
 import optax
 
 from jaxrank import validate
+from jaxrank.errors import InputError
 from jaxrank.validate import LEAST_EPS, MOST_DECAY, field, parse
 
 Schedule = Callable[[Any], Any]  # maps an integer, traced or not, to a float
@@ -25,7 +26,7 @@ SCALINGS: Mapping[str, tuple[float, float]] = {
     "linear": (1.0, 1.0),
     "sqrt_linear": (0.5, 1.0),
 }
-DECAYS = ("constant", "linear", "cosine", "polynomial")
+DECAYS = ("constant", "linear", "cosine", "polynomial", "step")
 
 
 def schedule(
@@ -40,6 +41,7 @@ def schedule(
     decay_steps: int,
     final_fraction: float,
     power: float,
+    decay_factor: float,
 ) -> Schedule:
     """Makes the schedule of the learning rate for steps s = 0, 1, ...
 
@@ -53,11 +55,19 @@ def schedule(
         left(t) = 1 (constant), 1 - t (linear), (1 + cos(pi t)) / 2 (cosine), (1 - t)^power
                   (polynomial)
 
+    With decay "step" the learning rate is multiplied by `decay_factor` every D steps, but is never
+    below f times its value after the warm-up:
+
+        s >= W:  learning_rate * max(decay_factor^floor((s - W) / D), f)
+
     A run that is not longer than its warm-up never leaves it.
 
     Args:
         batch_size: examples per step over all devices.
         base_batch: the batch size that base_learning_rate was chosen for.
+
+    Raises:
+        InputError: the decay is "step" and decay_steps is 0.
 
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, for
@@ -69,6 +79,19 @@ def schedule(
     steps = decay_steps or max(1, num_steps - warmup_steps)
     if decay == "constant":
         after = optax.constant_schedule(learning_rate)
+    elif decay == "step":
+        if not decay_steps:
+            raise InputError(
+                "decay_steps: must be at least 1 with decay='step', which reduces the learning rate"
+                " every decay_steps steps: found 0."
+            )
+        after = optax.exponential_decay(
+            learning_rate,
+            decay_steps,
+            decay_factor,
+            staircase=True,
+            end_value=learning_rate * final_fraction,
+        )
     elif decay == "cosine":
         after = optax.cosine_decay_schedule(learning_rate, steps, alpha=final_fraction)
     else:

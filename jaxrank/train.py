@@ -339,7 +339,7 @@ class Milestones:
             metric = processes.broadcast_value(monitor.value(scores.metrics))
             undefined = _undefined(monitor, split, metric)
             if not undefined and monitor.update(step, metric):
-                state = state._replace(lr_multiplier=state.lr_multiplier * monitor.reduce_lr_factor)
+                state = state._replace(lr_multiplier=monitor.reduced(state.lr_multiplier))
             trained = {k: v for k, v in scores.metrics.items() if k not in _untrained(run)}
             worse = worse_than_constant(trained)
             if worse and monitor.best_step == step:

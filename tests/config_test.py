@@ -341,7 +341,7 @@ def runnable(**kwargs):
             "cubic",
             "must be one of 'none', 'sqrt', 'linear', 'sqrt_linear': found 'cubic'",
         ),
-        ("optim.tables.decay", "step", "must be one of '', 'constant', .*: found 'step'"),
+        ("optim.tables.decay", "steps", "must be one of '', 'constant', .*: found 'steps'"),
         ("optim.dense.base_batch", -1, "must be at least 0: found -1"),
         ("optim.dense.base_learning_rate", -0.1, "must be at least 0: found -0.1"),
         ("optim.tables.base_learning_rate", float("nan"), "must be a finite number: found nan"),

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from jaxrank import optim
+from jaxrank.errors import InputError
 
 SCHEDULE = dict(
     batch_size=4096,
@@ -19,6 +20,7 @@ SCHEDULE = dict(
     decay_steps=0,
     final_fraction=0.0,
     power=1.0,
+    decay_factor=0.1,
 )
 
 
@@ -64,6 +66,16 @@ def test_decay_follows_its_formula_after_the_warm_up(decay, left, decay_steps):
     expected = 0.01 * (0.1 + 0.9 * left(t))
     assert rates(steps, **shape) == pytest.approx(expected, rel=1e-5)
     assert rates([0], **shape) == pytest.approx([0.001])
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3])
+def test_the_rate_falls_in_steps_to_its_least_value(least):
+    steps = [10, 29, 30, 49, 50, 69, 70, 500]
+    result = rates(steps, decay="step", decay_steps=20, decay_factor=0.5, final_fraction=least)
+    expected = [0.01 * max(0.5 ** ((s - 10) // 20), least) for s in steps]
+    assert result == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(InputError, match="decay_steps: must be at least 1 with decay='step'"):
+        rates([0], decay="step")
 
 
 def test_a_run_shorter_than_its_warm_up_stays_in_it():

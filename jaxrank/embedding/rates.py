@@ -1,4 +1,4 @@
-"""Learning rates per row, for stacks whose tables have different learning rates."""
+"""Learning rates and L2 per row, for stacks whose tables have different ones."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,26 +10,26 @@ import numpy as np
 from jaxrank.layout import Stack, ToTables
 
 
-class LrMultipliers(NamedTuple):
-    """Multipliers of the learning rate of a stack's rows, as runs of rows with one multiplier.
+class RowValues(NamedTuple):
+    """A number for each row of a stack, as runs of rows with one number.
 
     starts: i32[runs], the first row of each run, rising, from 0.
-    values: f32[runs], the multiplier of each run.
+    values: f32[runs], the number of each run.
     """
 
     starts: np.ndarray
     values: np.ndarray
 
-    def multipliers(self, row: jax.Array) -> jax.Array:
-        """Returns the multipliers f[k, 1] of rows i32[k]. Any value for PAD."""
+    def gather(self, row: jax.Array) -> jax.Array:
+        """Returns the numbers f[k, 1] of rows i32[k]. Any value for PAD."""
         run = jnp.searchsorted(jnp.asarray(self.starts), row, side="right") - 1
         return jnp.asarray(self.values).at[run].get(mode="clip")[:, None]
 
 
-def stack_lr_multipliers(stack: Stack, by_table: Mapping[str, float]) -> LrMultipliers | None:
-    """Builds the multipliers of a stack's rows from {table: multiplier}. None if all are 1."""
-    of_table = np.array([by_table.get(name, 1.0) for name in stack.tables], np.float32)
-    if (of_table == 1).all():
+def row_values(stack: Stack, by_table: Mapping[str, float], default: float) -> RowValues | None:
+    """Builds the numbers of a stack's rows from {table: number}. None if all are `default`."""
+    of_table = np.array([by_table.get(name, default) for name in stack.tables], np.float32)
+    if (of_table == np.float32(default)).all():
         return None
     to_tables = ToTables.from_stack(stack)
     starts = np.concatenate(
@@ -42,4 +42,4 @@ def stack_lr_multipliers(stack: Stack, by_table: Mapping[str, float]) -> LrMulti
     last = np.append(starts[1:] != starts[:-1], True)
     starts, values = starts[last], values[last]
     changes = np.append(True, values[1:] != values[:-1])
-    return LrMultipliers(starts[changes].astype(np.int32), values[changes])
+    return RowValues(starts[changes].astype(np.int32), values[changes])

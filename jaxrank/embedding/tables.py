@@ -30,7 +30,7 @@ from jaxrank.embedding.duplicates import sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, ExchangeStats, Route
 from jaxrank.embedding.init import first_rows
 from jaxrank.embedding.optimizers import RowOptimizer
-from jaxrank.embedding.rates import stack_lr_multipliers
+from jaxrank.embedding.rates import row_values
 from jaxrank.embedding.storage import (
     GROUPS,
     Parts,
@@ -327,6 +327,7 @@ class Embedding(Lookup):
         row_optimizer: the row optimizer.
         init_std: standard deviation of the normal distribution of initial rows.
         l2: adds l2 * row to the gradient of a row, once per step.
+        l2s: {table: l2}, where it differs.
         l2_scope: "read" regularises the rows that a step reads. "table" regularises and updates
             all rows in every step, like the published CTR benchmarks. The cost of a step then grows
             with the number of rows.
@@ -338,6 +339,7 @@ class Embedding(Lookup):
     row_optimizer: RowOptimizer
     init_std: float = 0.01
     l2: float = 0.0
+    l2s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     l2_scope: str = "read"
     clip_norm: float = 0.0
     lr_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -429,7 +431,8 @@ class Embedding(Lookup):
                 l2=self.l2,
                 l2_scope=self.l2_scope,
                 clip_norm=self.clip_norm,
-                lr_multipliers=stack_lr_multipliers(stack, self.lr_multipliers),
+                lr_multipliers=row_values(stack, self.lr_multipliers, 1.0),
+                l2s=row_values(stack, self.l2s, self.l2),
                 learning_rate=learning_rate,
                 step=step,
                 applies=applies,

@@ -19,7 +19,7 @@ from jaxrank.embedding.backends.gpu import GpuRowLayout
 from jaxrank.embedding.backends.lazy import IndexedVectors, add
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
 from jaxrank.embedding.optimizers import RowOptimizer
-from jaxrank.embedding.rates import LrMultipliers
+from jaxrank.embedding.rates import RowValues
 from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
 from jaxrank.layout import Stack
@@ -38,6 +38,7 @@ class RowUpdate:
         vector_layout, stack, mesh, is_native, row_optimizer, l2, l2_scope, clip_norm: as in
             `Embedding`.
         lr_multipliers: multipliers of the learning rate of the stack's rows. None if all are 1.
+        l2s: L2 of the stack's rows. None if all have `l2`.
         learning_rate: f[].
         step: i32[], number of steps before this one.
         applies: bool[]. If False, nothing changes. None means True.
@@ -51,7 +52,8 @@ class RowUpdate:
     l2: float
     l2_scope: str
     clip_norm: float
-    lr_multipliers: LrMultipliers | None
+    lr_multipliers: RowValues | None
+    l2s: RowValues | None
     learning_rate: jax.Array
     step: jax.Array
     applies: jax.Array | None
@@ -89,10 +91,13 @@ class RowUpdate:
             state, scratch = carry
             if self.is_native and state.rows.dtype == jnp.float32:
                 unique, sums = cpu_rows.sum_by_id(local_row, grads, self._share(shape), shape.dim)
-                if self.row_optimizer.native and not self.l2 and not self.clip_norm:
+                is_plain = not self.l2 and self.l2s is None and not self.clip_norm
+                if self.row_optimizer.native and is_plain:
                     return self._update_by_native(shape, state, unique, sums), scratch
-            elif isinstance(self.vector_layout, GpuRowLayout) and self.vector_layout.supports(
-                state.rows.dtype
+            elif (
+                isinstance(self.vector_layout, GpuRowLayout)
+                and self.vector_layout.supports(state.rows.dtype)
+                and self.l2s is None  # the kernel has no number per row beside the learning rate
             ):
                 if row is None:
                     row = self._to_stack_row(shape, local_row)
@@ -140,6 +145,8 @@ class RowUpdate:
     def _change(self, stored: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
         """Computes the change of rows i32[k] and their slots from summed gradients f[k, dim]."""
         learning_rate = self._row_learning_rate(row)
+        if self.l2s is not None:
+            gradient = gradient + self.l2s.gather(row) * stored.rows
         return self._compute_change(stored, gradient, learning_rate, self.step, self.applies)
 
     def _compute_change(
@@ -151,7 +158,7 @@ class RowUpdate:
         applies: jax.Array | None,
     ) -> TableState:
         """Computes `_change` from arguments alone, as a kernel requires."""
-        if self.l2:
+        if self.l2 and self.l2s is None:
             gradient = gradient + self.l2 * stored.rows
         if self.clip_norm:
             norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
@@ -209,7 +216,7 @@ class RowUpdate:
     def _row_learning_rate(self, row: jax.Array) -> jax.Array:
         """Returns the learning rate f[], or f[k, 1] of rows i32[k] of the stack."""
         return (
-            self.learning_rate * self.lr_multipliers.multipliers(row)
+            self.learning_rate * self.lr_multipliers.gather(row)
             if self.lr_multipliers
             else self.learning_rate
         )

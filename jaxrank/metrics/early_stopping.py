@@ -31,6 +31,7 @@ class Monitor:
         reduce_lr_patience: consecutive evaluations without improvement before learning rates are
             reduced. 0: never. The count restarts after a reduction.
         reduce_lr_factor: factor of a reduction.
+        reduce_lr_least: least multiplier that reductions leave.
         min_delta: minimum change that counts as an improvement.
         tasks: those whose metric is averaged.
     """
@@ -41,6 +42,7 @@ class Monitor:
     early_stopping_patience: int = 0
     reduce_lr_patience: int = 0
     reduce_lr_factor: float = 0.1
+    reduce_lr_least: float = 0.0
     min_delta: float = 0.0
     tasks: tuple[str, ...] = ()
     best: float | None = None
@@ -60,6 +62,10 @@ class Monitor:
     @property
     def should_stop(self) -> bool:
         return 0 < self.early_stopping_patience <= self.since_best
+
+    def reduced(self, multiplier: Any) -> Any:
+        """Returns a multiplier of learning rates, an array f[], after one reduction."""
+        return (multiplier * self.reduce_lr_factor).clip(self.reduce_lr_least)
 
     def update(self, step: int, value: float) -> bool:
         """Adds one evaluation, and returns True if learning rates must be reduced now."""

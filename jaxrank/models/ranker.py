@@ -16,7 +16,7 @@ from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Read
 from jaxrank.models.products import PRECISIONS, Dense, compiler_options, kept, unrounded
 from jaxrank.models.registry import RANKER, register
 from jaxrank.models.sequences.pools import SequencePool, pooled_sequences, sequence_axes
-from jaxrank.models.tower import ACTIVATIONS, BATCH_NORM_MOMENTUM, NORMS, Tower
+from jaxrank.models.tower import ALL_ACTIVATIONS, BATCH_NORM_MOMENTUM, NORMS, Tower
 from jaxrank.validate import field
 
 CROSSES = ("dcn_v2", "dcn", "dcn_v2_low_rank", "dcn_mix", "dlrm", "none")
@@ -111,7 +111,9 @@ class Ranker(nn.Module):
         help="widths of the tower; empty: no tower",
     )
     activation: str = field(
-        "relu", choices=ACTIVATIONS, help="activation of towers and experts; gelu by tanh"
+        "relu",
+        choices=ALL_ACTIVATIONS,
+        help="activation of towers and experts; gelu by tanh; prelu and dice have trained slopes",
     )
     norm: str = field(
         "none",
@@ -127,6 +129,9 @@ class Ranker(nn.Module):
     )
     dropout: float = field(
         0.0, at_least=0, below=1, help="fraction of the units of towers dropped in training"
+    )
+    dropouts: tuple[float, ...] = field(
+        (), at_least=0, below=1, help="dropout of each layer of mlp_units; empty: dropout for all"
     )
     multitask: str = field(
         "shared_bottom",
@@ -208,7 +213,7 @@ class Ranker(nn.Module):
         trunk: tuple[jax.Array, ...] = (crossed,)
         if self.mlp_units:
             is_parallel = self._is_parallel
-            tower = self._tower(self.mlp_units, name="tower")
+            tower = self._tower(self.mlp_units, dropout=self._dropouts, name="tower")
             deep = tower(x0 if is_parallel else crossed, share, train=train)
             trunk = (crossed, deep) if is_parallel else (deep,)
         return self._logits(trunk, share, train)
@@ -301,6 +306,15 @@ class Ranker(nn.Module):
         if self.multitask == "mmoe":
             return MultiGate(**settings)
         return ProgressiveExtraction(levels=self.levels, task_experts=self.task_experts, **settings)
+
+    @property
+    def _dropouts(self) -> float | tuple[float, ...]:
+        if len(self.dropouts) not in (0, len(self.mlp_units)):
+            raise InputError(
+                "model.dropouts: must have one number per layer of model.mlp_units, or none: found"
+                f" {self.dropouts}, mlp_units={self.mlp_units}."
+            )
+        return tuple(self.dropouts) or self.dropout
 
     @property
     def _tower(self) -> functools.partial[Tower]:

@@ -20,6 +20,8 @@ from jaxrank.models.products import Dense, StackedDense, kept, param_dtype
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu, "tanh": nn.tanh}
 )
+LEARNED_ACTIVATIONS = ("prelu", "dice")  # with parameters; see `LearnedActivation`
+ALL_ACTIVATIONS = (*ACTIVATIONS, *LEARNED_ACTIVATIONS)
 NORMS = ("none", "batch", "layer")
 
 # With this momentum a running statistic forgets half of its past in about 7 steps. With 0.99, about
@@ -28,6 +30,7 @@ BATCH_NORM_MOMENTUM = 0.9
 EPSILON = 1e-5
 # Collection in which `BatchNorm` stores the statistics of one batch, if it is mutable.
 BATCH_MOMENTS = "batch_moments"
+_PRELU_SLOPE = 0.25  # initial slope of the paper
 
 
 class BatchNorm(nn.Module):
@@ -42,18 +45,21 @@ class BatchNorm(nn.Module):
     the running statistics.
 
     momentum: fraction of the running statistics that is kept at each step.
+    affine: scales and shifts the result by trained parameters.
 
     References:
         Ioffe and Szegedy, Batch Normalization, ICML 2015.
     """
 
     momentum: float = BATCH_NORM_MOMENTUM
+    affine: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, ...]
         dtype, features = param_dtype(x), x.shape[1:]
-        scale = self.param("scale", nn.initializers.ones, features, dtype)
-        bias = self.param("bias", nn.initializers.zeros, features, dtype)
+        if self.affine:
+            scale = self.param("scale", nn.initializers.ones, features, dtype)
+            bias = self.param("bias", nn.initializers.zeros, features, dtype)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, dtype)
         running_var = self.variable("batch_stats", "var", jnp.ones, features, dtype)
         mean, var = running_mean.value, running_var.value
@@ -68,8 +74,10 @@ class BatchNorm(nn.Module):
                 keep = jnp.where(share.counted > 0, keep, 1).astype(dtype)
             running_mean.value = keep * running_mean.value + (1 - keep) * mean
             running_var.value = keep * running_var.value + (1 - keep) * var
-        factor = scale * jax.lax.rsqrt(var + EPSILON)
-        return (x - mean[None]) * factor[None] + bias[None]
+        factor = jax.lax.rsqrt(var + EPSILON)
+        if not self.affine:
+            return (x - mean[None]) * factor[None]
+        return (x - mean[None]) * (scale * factor)[None] + bias[None]
 
 
 def random_bits(key: jax.Array, examples: jax.Array, units: int) -> jax.Array:
@@ -118,6 +126,37 @@ class Dropout(nn.Module):
         return jnp.where(mask, x / keep, jnp.zeros_like(x))
 
 
+class LearnedActivation(nn.Module):
+    """PReLU or Dice: x where a gate is open, and a * x where it is closed, with a trained slope a.
+
+    prelu: the gate is open for x > 0. Slopes start at 0.25.
+    dice: the gate is sigmoid(batch norm of x), without scale and bias. Slopes start at 0.
+
+    Parameter: `slope` f[...], one for each place of an example.
+
+    kind: one of LEARNED_ACTIVATIONS.
+    momentum: see `BatchNorm`.
+
+    References:
+        He et al., Delving Deep into Rectifiers, ICCV 2015 (PReLU).
+        Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018 (Dice).
+    """
+
+    kind: str
+    momentum: float = BATCH_NORM_MOMENTUM
+
+    @nn.compact
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, ...]
+        is_prelu = self.kind == "prelu"
+        init = nn.initializers.constant(_PRELU_SLOPE if is_prelu else 0.0)
+        slope = self.param("slope", init, x.shape[1:], param_dtype(x))[None]
+        if is_prelu:
+            return jnp.maximum(x, 0) + slope * jnp.minimum(x, 0)
+        norm = BatchNorm(self.momentum, affine=False, name="norm")
+        gate = nn.sigmoid(norm(x, share, train=train))
+        return x * (gate + slope * (1 - gate))
+
+
 class Tower(nn.Module):
     """A dense layer, normalisation, activation and dropout for each width of `mlp_units`.
 
@@ -128,9 +167,10 @@ class Tower(nn.Module):
     running statistics. Examples of weight 0 do not count.
 
     mlp_units: widths of the layers. Without layers the tower returns its input.
-    activation: one of ACTIVATIONS.
+    activation: one of ALL_ACTIVATIONS.
     norm: "none", "batch" (Ioffe and Szegedy 2015) or "layer" (Ba et al. 2016).
-    dropout: fraction of units set to 0 in training. The others are scaled up to compensate.
+    dropout: fraction of units set to 0 in training, of all layers or of each. The others are scaled
+        up to compensate.
     precision: see `products.product`.
     batch_norm_momentum: see `BatchNorm`.
     copies: number of towers side by side, each with its own parameters, stacked and computed as
@@ -141,7 +181,7 @@ class Tower(nn.Module):
     mlp_units: tuple[int, ...] = (256, 128)
     activation: str = "relu"
     norm: str = "none"
-    dropout: float = 0.0
+    dropout: float | tuple[float, ...] = 0.0
     precision: str = "highest"
     batch_norm_momentum: float = BATCH_NORM_MOMENTUM
     copies: int = 0
@@ -149,8 +189,10 @@ class Tower(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
         """Maps x f[B, in] to f[B, mlp_units[-1]], or with copies to f[B, copies, mlp_units[-1]]."""
+        dropout = self.dropout
+        rates = dropout if isinstance(dropout, tuple) else (dropout,) * len(self.mlp_units)
         is_relu_layer = self.norm == "none" and self.activation == "relu"
-        for layer, width in enumerate(self.mlp_units):
+        for layer, (width, rate) in enumerate(zip(self.mlp_units, rates, strict=True)):
             # Batch norm subtracts a constant bias: its gradient would be rounding error only, which
             # Adam would scale up to full steps.
             settings: dict[str, Any] = dict(
@@ -173,8 +215,13 @@ class Tower(nn.Module):
                     feature_axes=tuple(range(1, x.ndim)),
                     name=f"norm_{layer}",
                 )(x)
-            if not is_relu_layer:
+            if self.activation in LEARNED_ACTIVATIONS:
+                act = LearnedActivation(
+                    self.activation, self.batch_norm_momentum, name=f"activation_{layer}"
+                )
+                x = act(x, share, train=train)
+            elif not is_relu_layer:
                 x = ACTIVATIONS[self.activation](x)
-            x = Dropout(self.dropout, name=f"dropout_{layer}")(x, share, train=train)
+            x = Dropout(rate, name=f"dropout_{layer}")(x, share, train=train)
             x = kept(x, self.precision)
         return x

@@ -10,7 +10,7 @@ from embeddings import HOT, make, random_grads
 from sharded import new_tables, rows_by_table, update
 
 from jaxrank import optim
-from jaxrank.embedding.rates import stack_lr_multipliers
+from jaxrank.embedding.rates import row_values
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
 
@@ -33,9 +33,9 @@ def test_each_row_has_the_factor_of_its_table(hot):
     (stack,) = lay.stacks
     rows = {t.name: t.rows for t in lay.schema.tables}
     expected = [RATES.get(name, 1.0) for name in table_of_rows(stack, rows)]
-    result = stack_lr_multipliers(stack, RATES).multipliers(jnp.arange(stack.rows))
+    result = row_values(stack, RATES, 1.0).gather(jnp.arange(stack.rows))
     np.testing.assert_array_equal(result[:, 0], np.float32(expected))
-    assert stack_lr_multipliers(stack, {"ta": 1.0}) is None
+    assert row_values(stack, {"ta": 1.0}, 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,23 @@ def test_the_rows_of_a_table_move_as_at_its_own_rate(row_optimizer, devices, rep
     start = rows_by_table(embedding, before)
     np.testing.assert_array_equal(moved["tc"], start["tc"])
     assert not np.array_equal(moved["ta"], start["ta"])
+
+
+@pytest.mark.parametrize(
+    ("row_optimizer", "devices", "hot", "scope"),
+    [("sgd", 1, "split", "read"), ("rowwise_adagrad", 2, "hot", "table")],
+)
+def test_the_rows_of_a_table_move_as_with_its_own_l2(row_optimizer, devices, hot, scope):
+    settings = dict(devices=devices, row_optimizer=row_optimizer, hot=hot, l2_scope=scope)
+    embedding = make(**settings, l2=0.2, l2s={"ta": 0.5, "tc": 0.0})
+    before = new_tables(embedding)
+    batch = examples.random_batch(embedding.layout, 32)
+    grads = random_grads(embedding, before, batch)
+    moved = rows_by_table(embedding, update(embedding, before, batch, grads))
+    for name, l2 in {"ta": 0.5, "tb": 0.2, "tc": 0.0}.items():
+        alike = make(**settings, l2=l2)
+        expected = rows_by_table(alike, update(alike, before, batch, grads))[name]
+        np.testing.assert_allclose(moved[name], expected, atol=3e-7)
 
 
 def test_half_the_rate_moves_rows_half_as_far_over_whole_tables_too():

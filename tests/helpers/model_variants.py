@@ -14,6 +14,7 @@ VARIANTS = {
     "dcn_v2_low_rank": dict(cross="dcn_v2_low_rank", cross_rank=3, mlp_units=(), tables=(2, 4)),
     "dcn_mix": dict(cross="dcn_mix", cross_rank=3, mlp_units=(5,), activation="silu"),
     "dlrm": dict(cross="dlrm", bottom_mlp_units=(3,), norm="batch", mlp_units=(5,)),
+    "dice": dict(cross="none", mlp_units=(5,), activation="dice"),
     "none": dict(cross="none", mlp_units=(5,), activation="tanh", dropout=0.5),
     "mmoe": dict(multitask="mmoe", **MULTITASK),
     "ple": dict(multitask="ple", task_experts=2, norm="batch", **MULTITASK),

@@ -1,5 +1,7 @@
 import math
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxrank.errors import InputError
@@ -44,6 +46,14 @@ def test_training_stops_after_patience_evaluations_without_improvement():
 def test_rates_are_lowered_after_each_patience_without_improvement():
     lowered, _ = fed([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.5, 0.5], reduce_lr_patience=2)
     assert lowered == [2, 5, 7]
+
+
+@pytest.mark.parametrize("array", [np.float32, jnp.float32])
+def test_reductions_end_at_the_least_rate(array):
+    monitor = make_monitor([CLICK], "", reduce_lr_factor=0.5, reduce_lr_least=0.3)
+    once = monitor.reduced(array(1))
+    assert (once, monitor.reduced(once)) == (0.5, array(0.3))
+    assert once.dtype == np.float32
 
 
 def test_a_change_below_min_delta_and_an_undefined_value_are_no_improvement():

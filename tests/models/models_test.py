@@ -166,6 +166,51 @@ def test_activations_are_those_of_their_names(name, formula):
     np.testing.assert_allclose(logits, expected, rtol=1e-11)
 
 
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["prelu", "dice"])
+def test_learned_activations_have_a_slope_where_their_gate_is_closed(name, train):
+    settings = dict(cross="none", mlp_units=(5, 4), activation=name)
+    with jax.enable_x64(True):
+        model, params, state, floats, vectors = built(**settings)
+        logits, changed = model.apply(params, state, make_inputs(floats, vectors), train=train)
+    x = joined(floats, vectors)
+    for layer in range(2):
+        dense, slope = (params["tower"][f"{part}_{layer}"] for part in ("layer", "activation"))
+        x = x @ dense["kernel"] + dense["bias"]
+        gate = (x > 0).astype(float)
+        if name == "dice":
+            moments = state["batch_stats"]["tower"][f"activation_{layer}"]["norm"]
+            mean, var = (x.mean(0), x.var(0)) if train else (moments["mean"], moments["var"])
+            gate = 1 / (1 + np.exp(-(x - mean) / np.sqrt(var + 1e-5)))
+            kept = changed["batch_stats"]["tower"][f"activation_{layer}"]["norm"]["mean"]
+            np.testing.assert_allclose(kept, 0.1 * mean if train else 0, rtol=1e-9)
+        x = gate * x + (1 - gate) * slope["slope"] * x
+    expected = x @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_dropouts_are_one_per_layer():
+    with pytest.raises(InputError, match=r"one number per layer .*\(0.1,\), mlp_units=\(5, 4\)"):
+        built(mlp_units=(5, 4), dropouts=(0.1,))
+
+
+def test_each_layer_has_its_own_dropout():
+    settings = dict(cross="none", mlp_units=(200, 300), activation="silu", dropout=0.9)
+    model, params, state, floats, vectors = built(dtype=np.float32, dropouts=(0.0, 0.5), **settings)
+    params["head"]["kernel"] = np.ones((300, 2), np.float32)
+    hidden = rankers.tower(
+        params["tower"], joined(floats, vectors), act=lambda x: x / (1 + np.exp(-x))
+    )
+    batch = make_inputs(floats, vectors)
+    outputs = [
+        model.apply(params, state, batch, train=True, key=jax.random.key(i))[0][:, 0]
+        for i in range(40)
+    ]
+    # With independent masks of rate 1/2 of the last layer alone, the variance is the sum of x^2.
+    spread = np.var(outputs, axis=0).mean() / np.square(hidden).sum(axis=1).mean()
+    assert spread == pytest.approx(1, abs=0.3)
+
+
 @pytest.mark.parametrize(
     "config",
     [

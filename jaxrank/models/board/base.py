@@ -7,7 +7,7 @@ import jax
 
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts
 from jaxrank.models.products import PRECISIONS, Dense, compiler_options, kept, unrounded
-from jaxrank.models.tower import ACTIVATIONS, BATCH_NORM_MOMENTUM, NORMS, Tower
+from jaxrank.models.tower import ALL_ACTIVATIONS, BATCH_NORM_MOMENTUM, NORMS, Tower
 from jaxrank.validate import field
 
 WIDTHS: dict[str, Any] = dict(at_least=1, at_most=1 << 20, unit="units")
@@ -19,7 +19,11 @@ class BoardModel(nn.Module):
     """A model of x0, the concatenation of all dense features, vectors and means of sequences."""
 
     tasks: int
-    activation: str = field("relu", choices=ACTIVATIONS, help="activation of layers; gelu by tanh")
+    activation: str = field(
+        "relu",
+        choices=ALL_ACTIVATIONS,
+        help="activation of layers; gelu by tanh; prelu and dice have trained slopes",
+    )
     norm: str = field(
         "none", choices=NORMS, help="normalisation of layers; batch: over the global batch"
     )
