@@ -299,6 +299,26 @@ def _calibrate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     return result._asdict()
 
 
+def _explain(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.explain.importance import describe, explain, panels
+
+    result = explain(
+        args.workdir,
+        **_which(args),
+        by=args.by,
+        group=args.group,
+        rows=args.rows,
+        report=_progress(args, report),
+    )
+    report(describe(result))
+    if args.picture:
+        from jaxrank import plots
+
+        plots.draw_panels(panels(result), [args.picture])
+        report(f"picture: {args.picture}")
+    return result._asdict()
+
+
 def _gate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.evaluation import report as summary
     from jaxrank.evaluation.gate import text
@@ -582,6 +602,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "train": _train,
     "evaluate": _evaluate,
     "calibrate": _calibrate,
+    "explain": _explain,
     "predict": _predict,
     "export": _export,
     "serve": _serve,
@@ -598,7 +619,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "launch": _launch,
 }
 # Verbs that use the model of a run as it was trained.
-_OF_RUNS = ("evaluate", "calibrate", "predict", "export", "report", "compare")
+_OF_RUNS = ("evaluate", "calibrate", "explain", "predict", "export", "report", "compare")
 # `study` and `selftest` leave the devices to other processes, which they start.
 _WITHOUT_DEVICES = (
     "prepare",

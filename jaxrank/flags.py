@@ -326,6 +326,30 @@ def _calibrate(sub: argparse.ArgumentParser) -> None:
     _add_processes(sub)
 
 
+def _explain(sub: argparse.ArgumentParser) -> None:
+    _add_scored(sub)
+    sub.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME=FEATURES",
+        help="features, or patterns of them, that are permuted together: user=user_id,user_*; may"
+        " be repeated; default: each feature by itself",
+    )
+    sub.add_argument(
+        "--rows",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="examples to score, the first ones of the split; default: 100,000",
+    )
+    sub.add_argument(
+        "--by", default="", metavar="COLUMNS", help="also per value of a column, as in evaluate"
+    )
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG or SVG of the result")
+    _add_quiet(sub)
+
+
 def _predict(sub: argparse.ArgumentParser) -> None:
     _add_scored(sub, required=False)
     group = sub.add_argument_group("with a bundle, in place of --workdir")
@@ -606,6 +630,11 @@ _VERBS: Mapping[str, _Verb] = {
         "fit the probabilities of a checkpoint to labels, for evaluate, predict and export",
         _calibrate,
         "jaxrank calibrate --workdir=/tmp/quickstart --split=valid --measure-on=test",
+    ),
+    "explain": _Verb(
+        "measure how much worse a checkpoint is if a feature is permuted",
+        _explain,
+        "jaxrank explain --workdir=/tmp/quickstart --group='user=user*' --picture=/tmp/explain.png",
     ),
     "predict": _Verb(
         "write the predictions of a checkpoint for prepared data",

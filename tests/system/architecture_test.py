@@ -26,7 +26,7 @@ FLOORS = (
     "build workdir flags defaults",
     "placement evaluation",
     "run loop batch_statistics export aot run_report",
-    "warm_start bench",
+    "warm_start bench explain",
     "train",
     "studies selftest",
     "model_check",

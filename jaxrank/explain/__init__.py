@@ -1,0 +1,1 @@
+"""How much each feature of a trained model matters."""

@@ -1,0 +1,247 @@
+"""Permutation importance: how much worse a model is without the values of a feature.
+
+References:
+    Breiman, Random Forests, Machine Learning 2001.
+    Fisher et al., All Models are Wrong, but Many are Useful, JMLR 2019.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrank.data.examples import cut, join
+from jaxrank.data.store.split import Split
+from jaxrank.errors import InputError
+from jaxrank.evaluation import score as scoring
+from jaxrank.evaluation.evaluate import open_run
+from jaxrank.evaluation.report import value_name
+from jaxrank.evaluation.score import Scored
+from jaxrank.evaluation.slices import Groups
+from jaxrank.explain.permute import ExamplesInMemory, groups, permuted
+from jaxrank.features import Task
+from jaxrank.metrics import exact, intervals
+from jaxrank.metrics.registry import METRICS, TITLES
+from jaxrank.report import Report
+
+ROWS = 100_000
+_SLICES = 20  # of most examples
+
+
+class Importance(NamedTuple):
+    """Result of `explain`.
+
+    base: {task: {metric: value}} of the model as it is.
+    changes: {group: {task: {metric: [change, low, high]}}}, the change by permuting the features of
+        the group, with its 95% interval. Of the loss, and of the AUC of a binary task.
+    by: {column, values: [{value, examples, changes}]}, if requested.
+    groups: {group: its features}.
+    """
+
+    step: int
+    checkpoint: str
+    data: str
+    rows: int
+    base: dict[str, dict[str, float]]
+    changes: dict[str, Any]
+    by: dict[str, Any] | None
+    groups: dict[str, tuple[str, ...]]
+    seconds: float
+
+
+def explain(
+    workdir: str,
+    *,
+    checkpoint: str = "newest",
+    data: str = "",
+    split: str = "",
+    batch_size: int | None = None,
+    by: str = "",
+    group: Sequence[str] = (),
+    rows: int = ROWS,
+    seed: int = 0,
+    report: Report = print,
+) -> Importance:
+    """Measures how the metrics of a checkpoint change if a feature belongs to other examples.
+
+    Each group of features is permuted at random among the examples, with everything else unchanged.
+    Intervals are paired: both models are scored on the same examples.
+
+    Args:
+        workdir, checkpoint, data, split, batch_size, by: see `evaluate.evaluate`.
+        group: see `permute.groups`.
+        rows: maximum number of examples, the first ones of the split.
+        seed: of the permutations.
+
+    Raises:
+        InputError: see `evaluate.evaluate`, or a group or `rows` is invalid.
+    """
+    started = time.perf_counter()
+    if rows < 2:
+        raise InputError(f"--rows: must be at least 2: found {rows}.")
+    run = open_run(workdir, data=data, split=split, batch_size=batch_size)
+    scoring.check_labelled(run.split)
+    schema = run.predictor.layout.schema
+    named = groups(schema, group)
+    slices, clusters = run.groups(by), run.clusters()
+    step, (weights, calibration) = run.checkpoints.read(
+        checkpoint, lambda step: (run.weights(step), run.calibration(step))
+    )
+    examples = _first(run.split, rows)
+    report(
+        f"{len(named) + 1} passes over {examples.rows:,} examples, for {len(named)} features or"
+        " groups"
+    )
+    passes: list[float] = []
+
+    def scored(changed: Any) -> Scored:
+        start = time.perf_counter()
+        held = ExamplesInMemory(changed)
+        result = scoring.score_all(run.predictor, weights, held, run.batch_size, calibration)
+        passes.append(time.perf_counter() - start)
+        if len(passes) == 2:  # the first one compiles
+            report(f"About {passes[1] * (len(named) - 1):,.1f} s for the remaining passes")
+        return result
+
+    base = scored(examples)
+    code = clusters.code[: examples.rows] if clusters else None
+    every = np.arange(examples.rows)
+    members = _members(slices, examples.rows)
+    changes: dict[str, Any] = {}
+    by_slice: list[dict[str, Any]] = [{} for _ in members]
+    for number, (name, features) in enumerate(named.items()):
+        order = np.random.default_rng([seed, number]).permutation(examples.rows)
+        after = scored(permuted(examples, schema, features, order))
+        changes[name] = _changes(base, after, schema.tasks, every, code)
+        for (_, inside), entry in zip(members, by_slice, strict=True):
+            entry[name] = _changes(base, after, schema.tasks, inside, code)
+    sliced = None
+    if slices is not None:
+        values = [
+            {"value": value, "examples": len(inside), "changes": entry}
+            for (value, inside), entry in zip(members, by_slice, strict=True)
+        ]
+        sliced = {"column": by, "values": values}
+    return Importance(
+        step=step,
+        checkpoint=run.checkpoints.directory(step),
+        data=str(run.split.path),
+        rows=examples.rows,
+        base=_metrics(base, schema.tasks, every),
+        changes=changes,
+        by=sliced,
+        groups=named,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _first(split: Split, rows: int) -> Any:
+    """Returns the first examples of a split, at most this number."""
+    parts, count = [], 0
+    for block in split.blocks():
+        parts.append(block)
+        count += block.rows
+        if count >= rows:
+            break
+    return cut(join(parts), 0, min(rows, count))
+
+
+def _members(groups: Groups | None, rows: int) -> list[tuple[Any, np.ndarray]]:
+    """Returns the values of most examples, with the examples of each."""
+    if groups is None:
+        return []
+    members = groups._replace(code=groups.code[:rows]).members()
+    largest = sorted(range(len(members)), key=lambda i: -len(members[i]))[:_SLICES]
+    return [(groups.values[i], members[i]) for i in largest if len(members[i])]
+
+
+def _names(task: Task) -> list[str]:
+    """Returns the loss of a task, and AUC if it is binary."""
+    return [metric.name for metric in METRICS[task.kind]][: 2 if task.kind == "binary" else 1]
+
+
+def _metrics(scored: Scored, tasks: Sequence[Task], rows: np.ndarray) -> dict[str, Any]:
+    result = {}
+    for i, task in enumerate(tasks):
+        x, y, w = (a[rows, i] for a in scored)
+        metrics = exact.exact(x, y, w, task.kind)
+        result[task.name] = {name: metrics[name] for name in _names(task)}
+    return result
+
+
+def _changes(
+    base: Scored,
+    after: Scored,
+    tasks: Sequence[Task],
+    rows: np.ndarray,
+    clusters: np.ndarray | None,
+) -> dict[str, Any]:
+    """Returns {task: {metric: [change, low, high]}} on some of the examples."""
+    before, now = (_metrics(scored, tasks, rows) for scored in (base, after))
+    inside = None if clusters is None else clusters[rows]
+    result = {}
+    for i, task in enumerate(tasks):
+        weights = base.weights[rows, i]
+        influences = [
+            intervals.influences(s.logits[rows, i], s.labels[rows, i], weights, task.kind)
+            for s in (after, base)
+        ]
+        widths = intervals.half_widths(influences[0], weights, influences[1], inside)
+        result[task.name] = {
+            name: [change - half * side for side in (0, 1, -1)]
+            for name in _names(task)
+            for change, half in [(now[task.name][name] - before[task.name][name], widths[name])]
+        }
+    return result
+
+
+def describe(result: Importance) -> str:
+    """Formats the table: the most important features first."""
+    lines = [f"{result.checkpoint} on {result.rows:,} examples of {result.data}"]
+    lines += _table(result.base, result.changes, "")
+    for entry in result.by["values"] if result.by else ():
+        where = f", {result.by['column'] if result.by else ''} {value_name(entry['value'])}"
+        lines += _table(result.base, entry["changes"], f"{where}: {entry['examples']:,} examples")
+    return "\n".join(lines)
+
+
+def _table(base: dict[str, dict[str, float]], changes: dict[str, Any], where: str) -> list[str]:
+    lines = []
+    for task, metrics in base.items():
+        titles = "".join(f"{'change of ' + TITLES[name]:>28}" for name in metrics)
+        lines.append(f"{task + where:<28}{titles}")
+        for group in _sorted(changes, task):
+            cells = (changes[group][task][name] for name in metrics)
+            shown = "".join(f" {c:>+16.5f} ±{(high - low) / 2:<9.5f}" for c, low, high in cells)
+            lines.append(f"  {group:<26}{shown}")
+    return lines
+
+
+def _sorted(changes: dict[str, Any], task: str) -> list[str]:
+    """Returns the groups by the change of the loss, the largest first."""
+    loss = next(iter(next(iter(changes.values()))[task]))
+    return sorted(changes, key=lambda group: -changes[group][task][loss][0])
+
+
+def panels(result: Importance) -> list[dict[str, Any]]:
+    """Returns the picture of each task, for `plots.draw_panels`."""
+    drawn = []
+    for task, metrics in result.base.items():
+        loss = next(iter(metrics))
+        names = _sorted(result.changes, task)
+        change, low, high = (
+            [result.changes[name][task][loss][i] for name in names] for i in range(3)
+        )
+        points: dict[str, Any] = {"label": "", "x": names, "y": change, "low": low, "high": high}
+        drawn.append(
+            {
+                "title": f"{task}: importance of features",
+                "series": [points | {"color": "C0", "style": "points"}],
+                "x_label": "permuted",
+                "y_label": f"change of {TITLES[loss]}, 95% interval",
+                "x_scale": "linear",
+                "y_scale": "linear",
+            }
+        )
+    return drawn
