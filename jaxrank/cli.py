@@ -493,12 +493,12 @@ def _page(args: argparse.Namespace) -> Path:
 
 
 def _compare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank.evaluation import comparison_text
-    from jaxrank.evaluation.compare import compare
+    from jaxrank.evaluation.comparison import text
+    from jaxrank.evaluation.comparison.compare import compare
 
     settings = {name: getattr(args, name) for name in ("data", "split", "batch_size", "by")}
     result = compare(args.runs, **settings, report=report)
-    report(comparison_text.describe(result))
+    report(text.describe(result))
     if args.picture:
         from jaxrank import plots
         from jaxrank.run_report import collect, run_sections

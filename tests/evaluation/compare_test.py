@@ -14,7 +14,7 @@ from jaxrank import cli
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
-from jaxrank.evaluation.compare import compare
+from jaxrank.evaluation.comparison.compare import compare
 from jaxrank.evaluation.gate.judge import judge
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -346,7 +346,7 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     )
     result = {
         "url": "found the URL gs://bucket/out.parquet",
-        "pipe": "it is a device, pipe",
+        "pipe": "found a device, pipe",
         "csv": r"not end in \.csv.*Parquet",
         "slash": "must name a file: found new/",
         "": "must name a file: found nothing",

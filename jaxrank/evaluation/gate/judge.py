@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrank.errors import InputError
-from jaxrank.evaluation import compare
+from jaxrank.evaluation.comparison import compare
 from jaxrank.evaluation.evaluate import Evaluation, evaluate_opened, load_run, open_run
 from jaxrank.evaluation.gate.conditions import Condition, Span, check_metrics, parse_all
 

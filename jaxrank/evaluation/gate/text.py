@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrank.evaluation.comparison_text import describe as describe_comparison
+from jaxrank.evaluation.comparison.text import describe as describe_comparison
 from jaxrank.evaluation.gate.conditions import LIKELY, POSSIBLY, SURELY
 from jaxrank.evaluation.gate.judge import Gate, Verdict
 from jaxrank.evaluation.report import value_name

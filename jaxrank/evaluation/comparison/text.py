@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrank.evaluation.compare import Comparison
+from jaxrank.evaluation.comparison.compare import Comparison
 from jaxrank.evaluation.report import cluster_line, value_name
 from jaxrank.metrics.registry import BY_NAME, TITLES
 

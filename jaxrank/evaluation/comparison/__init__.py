@@ -1,0 +1,1 @@
+"""Compares runs on the same rows: metrics, slices and paired differences with intervals."""
