@@ -2,19 +2,17 @@
 
 import errno
 import json
-import re
 import shutil
-import textwrap
 import threading
 from types import SimpleNamespace
 
 import jaxrank_serving
 import numpy as np
+import pages
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from checkout import ROOT
 from every_feature import config, write
 from jaxrank_serving import BundleError, RequestError
 from ml_collections import ConfigDict
@@ -299,10 +297,9 @@ def test_requests_are_checked_and_defaults_filled_in(run, scorer):
 
 
 def test_the_documented_program_runs(exported):
-    text = (ROOT / "docs" / "serving.md").read_text()
-    code = re.search(r"<!-- bundle -->\n((?:    .*\n|\n)+)", text)[1]
+    code = pages.marked("serving.md", "run by bundle_test.py: bundle")
     names = {}
-    exec(textwrap.dedent(code).replace("/tmp/ads", str(exported)), names)
+    exec(code.replace("/tmp/ads", str(exported)), names)
     assert names["click"].shape == (2,)
 
 

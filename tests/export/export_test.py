@@ -1,17 +1,16 @@
 """Tests of exported files against the tables and the predictions of the model itself."""
 
 import json
-import re
 import shutil
 
 import jax
 import numpy as np
+import pages
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from checkout import ROOT
 from every_feature import config, write
 from ml_collections import ConfigDict
 from runs import nothing, saved
@@ -196,10 +195,8 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
 
 
 def documented(mark):
-    pages = ("exported_files.md", "serving.md")
-    text = "".join((ROOT / "docs" / page).read_text() for page in pages)
-    code = re.search(rf"<!-- {mark} -->\n((?:    .*\n|\n)+)", text)[1]
-    return re.sub("^    ", "", code, flags=re.MULTILINE)
+    page = "serving.md" if mark == "python" else "exported_files.md"
+    return pages.marked(page, f"run by export_test.py: {mark}")
 
 
 def test_the_documented_programs_run(run, exported, predicted):

@@ -1,14 +1,13 @@
 """Tests of a run that starts from one with other values, features, placement or mesh."""
 
 import json
-import re
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pages
 import pytest
-from checkout import ROOT
 from examples import stack_rows
 from ml_collections import ConfigDict
 from raw_csv import config, write
@@ -431,7 +430,7 @@ def test_checksums_of_the_host_are_those_of_the_devices():
     assert sum(parts) % 2**32 == expected[1]
 
 
-DAILY = re.search(r"## Every day\n(?:.*\n)*?\n((?:    .*\n)+)", (ROOT / "docs/data.md").read_text())
+DAILY = pages.marked("days.md", "run by warm_start_test.py: DAILY")
 
 
 @pytest.mark.slow
@@ -442,8 +441,7 @@ def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path, capsys
         text += "def get_config():\n"
         text += f"    return config(Path({str(raw)!r}), num_steps=0, num_epochs=1.0)\n"
         (tmp_path / f"day{day + 1}.py").write_text(text)
-    assert DAILY is not None
-    for line in DAILY[1].strip().splitlines():
+    for line in DAILY.splitlines():
         verb, *args = line.replace("/data/", f"{tmp_path}/").split()[1:]
         cli.run([verb, *args])
     lines = json.loads((tmp_path / "run3" / "config.json").read_text())
