@@ -1,11 +1,21 @@
 """The pages of docs/ and the README: generated tables, and links that lead somewhere."""
 
+import ast
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import pages
 import pytest
 
 from benchmarks import tables
+from jaxrank import flags
+from jaxrank.evaluation import evaluate, report
+from jaxrank.export import bundle, predict
+from jaxrank.studies import registry as studies
+from tools import diagrams, reference
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
@@ -70,10 +80,117 @@ def test_pages_that_the_code_names_exist():
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("page", ["reliability.md", "architecture.md"])
+@pytest.mark.parametrize("page", ["reliability.md", "architecture.md", "security.md"])
 def test_tests_that_a_page_names_exist(page):
     text = (ROOT / "docs" / page).read_text()
     groups = re.findall(r"`(?:tests/)?([\w/]+_test\.py)(?:: (\w+))?(?:\.\.\.)?`", text)
     assert groups
     for file, name in groups:
         assert f"def test_{name}" in (ROOT / "tests" / file).read_text(), (file, name)
+
+
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+GENERATED = ("config.md", "flags.md", "python.md")
+RUN = {"docs_commands_test.py", "extending_test.py"}
+
+
+def test_generated_pages_and_tables_are_those_of_the_code():
+    """After a change: python -m tools.reference"""
+    for path, text in reference.pages():
+        assert path.read_text() == text, path
+    for path, text in diagrams.pictures():
+        assert path.read_text() == text, f"{path}: run: python -m tools.diagrams"
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_is_short_and_says_of_each_block_whether_it_runs(page):
+    if page.name not in GENERATED and page.parent.name != "log":
+        assert len(page.read_text().splitlines()) <= 200
+    run = (ROOT / "tests/system/docs_commands_test.py").read_text()
+    runs = f'"{page.name}"' in run or f'"{page.stem}"' in run or page.name == "extending.md"
+    for block in pages.blocks(page):
+        assert block.language, f"{block}: name a language"
+        assert block.is_skipped() or runs, f"{block}: run it, or say why not"
+        if block.mark.startswith("run by "):
+            file = block.mark.removeprefix("run by ").split(":")[0]
+            assert list((ROOT / "tests").rglob(file)), block
+
+
+def commands_of(page):
+    """Yields the commands of jaxrank on a page, as words."""
+    for block in pages.blocks(page):
+        for line in block.text.replace("\\\n", " ").splitlines() * (block.language == "bash"):
+            words = shlex.split(line.partition(" &&")[0], comments=True)
+            if words[:1] == ["jaxrank"] and len(words) > 1:
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_have_verbs_and_flags_that_exist(page):
+    for verb, *words in commands_of(page):
+        _, verbs = flags.parsers()
+        if verb == "study" and words[0] != "NAME":
+            studies.add_flags(verbs[verb], words)
+        if verb == "serve":
+            continue  # its flags are compared by tests/serving
+        known = {name for action in verbs[verb]._actions for name in action.option_strings}
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert {g for g in given if not g.startswith("--config.")} <= known, (verb, words)
+
+
+def test_messages_that_the_page_explains_are_those_of_the_code():
+    rows = re.findall(
+        r"^\| (`.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE
+    )
+    pieces = [piece for row in rows for piece in re.findall(r"`(.+?)`", row)]
+    texts = []
+    for folder in ("jaxrank", "serving"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)
+                    texts.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+    everything = "\n".join(texts)
+    assert len(pieces) > 40
+    assert [piece for piece in pieces if piece not in everything] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "fields"),
+    [
+        ("train --json", report.Result._fields),
+        ("evaluate --json", evaluate.Evaluation._fields),
+        ("export --json", bundle.BundleExport._fields),
+        ("predict --json", evaluate.Prediction._fields + predict.BundlePrediction._fields),
+    ],
+)
+def test_the_documented_keys_are_those_of_the_results(title, fields):
+    section = (ROOT / "docs/records.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(fields)
+
+
+def test_the_documented_paths_are_those_of_the_server():
+    tree = ast.parse((ROOT / "serving/jaxrank_serving/server/app.py").read_text())
+    routes = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.MatchSequence):
+            parts = [
+                p.value.value if isinstance(p, ast.MatchValue) else p.name for p in node.patterns
+            ]
+            names = {"name": "NAME", "version": "VERSION", None: "VERSION"}
+            routes.add("/" + "/".join(names.get(part, part) for part in parts))
+    page = (ROOT / "docs/protocol.md").read_text()
+    assert set(re.findall(r"^\| `(/.*?)` \|", page, re.MULTILINE)) == routes
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    """Unknown pages, links and anchors are warnings, which --strict makes errors."""
+    pytest.importorskip("material", reason="needs the extra docs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "search/search_index.json").stat().st_size > 100_000
+    assert 'name="viewport"' in (tmp_path / "index.html").read_text()

@@ -1,0 +1,97 @@
+"""Runs the code blocks of the pages of docs/.
+
+Pages that build on each other run in one directory, as a reader would. A block that is not run says
+why, see `pages`. Flags that make commands quick are added here.
+"""
+
+import json
+
+import pages
+import pytest
+from ml_collections import ConfigDict
+from registries import restored
+from sharing import share_programs
+
+from jaxrank import config, config_files
+from jaxrank.data.spec.parse import feature_spec
+
+pytest.importorskip("sklearn", reason="needs the extra test")
+
+TUTORIAL = ("tutorial.md", "metrics.md", "tuning.md", "performance.md")
+COOKBOOK = ("several_tasks", "warm_start", "own_model", "serving", "several_hosts", "daily")
+ONE = "--config.mesh.devices=1"
+SHORT = [ONE, "--no-report", "--config.num_epochs=0.0", "--config.num_steps=24"]
+FEW = ["--config.source.rows.train=2000", "--config.source.rows.valid=1500"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, _programs):
+    """The working directory. Equal runs share their compiled programs."""
+    monkeypatch.chdir(tmp_path)
+    share_programs(monkeypatch, _programs)
+    with restored():
+        yield tmp_path
+
+
+def test_the_tutorial_and_the_pages_that_build_on_it_run(folder, capsys):
+    flags = {"train": SHORT, "bench": [ONE]}
+    results = []
+    for name in TUTORIAL:
+        page = pages.DOCS / name
+        results += pages.run_page(page, folder, flags)
+        if name == "tutorial.md":
+            assert results[0][1]["metrics"]["click/normalized_entropy"] < 0.99
+    assert "ECE 0.0" in capsys.readouterr().out
+    assert {verb for verb, _ in results} == {
+        *("bench", "compare", "evaluate", "export", "predict", "train")
+    }
+    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    keys = {key for line in lines for key in line if "/" not in key}
+    documented = (pages.DOCS / "records.md").read_text()
+    assert [key for key in keys if f"`{key}`" not in documented] == []
+    exec(pages.marked("python.md", "run by docs_commands_test.py: python"), {})
+
+
+def test_the_cookbook_runs(folder):
+    flags = {"train": SHORT}
+    results = []
+    for name in COOKBOOK:
+        results += pages.run_page(pages.DOCS / "cookbook" / f"{name}.md", folder, flags)
+    gates = [result["gate"] for verb, result in results if "gate" in result]
+    assert [gate["passed"] for gate in gates] == [True]
+    assert (folder / "production").resolve() == folder / "runs" / "1"
+
+
+@pytest.mark.parametrize("name", ["delay", "negatives", "history"])
+def test_a_page_of_the_cookbook_runs(name, folder):
+    results = pages.run_page(
+        pages.DOCS / "cookbook" / f"{name}.md", folder, {"train": [*SHORT, *FEW]}
+    )
+    assert results[0][0] == "train"
+
+
+CONFIGS = [
+    block
+    for name in ("data.md", "migrating.md", "migrating_more.md")
+    for block in pages.blocks(pages.DOCS / name)
+    if block.mark.startswith("run by docs_commands_test.py")
+]
+
+
+@pytest.mark.parametrize("block", CONFIGS, ids=str)
+def test_a_config_of_a_page_is_valid(block, tmp_path):
+    file = tmp_path / "page.py"
+    file.write_text(block.text)
+    loaded = config_files.load(file)
+    config.check(loaded)
+    assert feature_spec(config_files.to_plain(loaded.features)).tasks
+
+
+@pytest.mark.parametrize("name", ["derived.md", "sequences.md", "models.md", "placement.md"])
+def test_a_fragment_of_a_config_is_valid(name):
+    c = config.default()
+    c.features.tasks = [dict(name="click", label="click")]
+    code = pages.marked(name, "run by docs_commands_test.py: fragment")
+    exec(code, {"c": c, "ConfigDict": ConfigDict})
+    config.check(c)
+    feature_spec(config_files.to_plain(c.features))
