@@ -11,6 +11,7 @@ import argparse
 import importlib
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ import jaxrank
 from jaxrank import config_reference, flags
 from jaxrank.studies import registry as studies
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+sys.path.append(str(ROOT / "serving"))  # the package of the server
 _BY = "Written by `python -m tools.reference`."
 _FIELDS = re.compile(r"(<!-- fields: (.*?) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
 _TYPES = {str: "text", bool: "True, False", int: "whole number", float: "number"}

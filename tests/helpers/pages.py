@@ -46,15 +46,15 @@ def blocks(page):
     """Returns the blocks of a page in order."""
     text = page.read_text()
     top = re.match(r"<!-- (not run: .*?|run by .*?) -->", text, re.DOTALL)
-    found = []
+    result = []
     for match in _FENCE.finditer(text):
         mark = _MARK.search(text[: match.start()])
         indent = match[1]
         body = "".join(line.removeprefix(indent) for line in match[3].splitlines(keepends=True))
         comment = mark[1] if mark else top[1] if top else ""
         line = text[: match.start()].count("\n") + 1
-        found.append(Block(page, line, match[2], body, comment))
-    return found
+        result.append(Block(page, line, match[2], body, comment))
+    return result
 
 
 def marked(name, mark):
@@ -63,12 +63,11 @@ def marked(name, mark):
     return block.text
 
 
-def run_page(page, folder, flags=None, skip=()):
+def run_page(page, folder, flags):
     """Runs the blocks of a page in the working directory, and returns the JSON of each verb.
 
     Args:
         flags: {verb: flags that are added to its commands}.
-        skip: verbs whose commands another test runs.
     """
     results, names = [], {}
     for block in blocks(page):
@@ -76,7 +75,7 @@ def run_page(page, folder, flags=None, skip=()):
             continue
         try:
             if block.language == "bash":
-                results += _run_commands(block.text, flags or {}, skip)
+                results += _run_commands(block.text, flags)
             else:
                 _run_python(block.text, folder, names)
         except (Exception, SystemExit) as error:
@@ -92,36 +91,32 @@ def _run_python(text, folder, names):
         exec(compile(text, "<page>", "exec"), names)
 
 
-def _run_commands(text, flags, skip):
+def _run_commands(text, flags):
     results = []
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if not words:
             continue
         program, *args = words
-        if program == "jaxrank" and args[0] in skip:
-            continue
         if program == "jaxrank":
-            output = io.StringIO()
-            verb, *rest = args
+            args, _, file = " ".join(map(shlex.quote, args)).partition(" '>' ")
+            verb, *rest = shlex.split(args)
             more = [] if "--json" in rest else ["--json"]
-            status = None
+            output = io.StringIO()
             with contextlib.redirect_stdout(output):
-                try:
-                    status = cli.run([verb, *rest, *flags.get(verb, []), *more])
-                except SystemExit as end:
-                    status = end.code
-            last = output.getvalue().splitlines()[-1:]
-            assert status in (None, 0), f"status {status} of {line}"
-            results.append((verb, json.loads(last[0]) if last else {}))
+                cli.run([verb, *rest, *flags.get(verb, []), *more])
+            last = output.getvalue().splitlines()[-1]
+            results.append((verb, json.loads(last)))
+            if file:
+                Path(file).write_text(last)
         elif program == "python":
-            runpy_arguments(args)
+            _run_file(args)
         else:
             subprocess.run(["bash", "-euc", line], check=True, capture_output=True)
     return results
 
 
-def runpy_arguments(args):
+def _run_file(args):
     """Runs a Python file with arguments, as `python FILE ...` does."""
     before = sys.argv
     sys.argv = list(args)

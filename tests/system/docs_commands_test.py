@@ -8,6 +8,7 @@ import json
 
 import pages
 import pytest
+from checkout import ROOT
 from ml_collections import ConfigDict
 from registries import restored
 from sharing import share_programs
@@ -95,3 +96,17 @@ def test_a_fragment_of_a_config_is_valid(name):
     exec(code, {"c": c, "ConfigDict": ConfigDict})
     config.check(c)
     feature_spec(config_files.to_plain(c.features))
+
+
+def test_the_notebook_runs(folder, monkeypatch):
+    """As a script, because a kernel would be one more process."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    book = json.loads((ROOT / "examples" / "first_model.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in book["cells"] if c["cell_type"] == "code"]
+    assert not any(c["outputs"] for c in book["cells"] if c["cell_type"] == "code")
+    names = {}
+    shortened = cells[0] + "\nconfig.num_steps = 24\n"
+    for cell in (shortened, *cells[1:]):
+        exec(cell, names)
+    assert names["result"].metrics["click/normalized_entropy"] < 1.0
+    assert len(names["base"]) == 5
