@@ -134,7 +134,7 @@ def _python() -> str:
         "",
         'config = jaxrank.load_config("clicks.py", ["--config.num_steps=8"])',
         'result = jaxrank.train_model(config, "run_python", report=lambda line: None)',
-        'print(result.metrics["click/logloss"])',
+        'print(result.metrics["click"]["logloss"])',
         "```",
         "",
     ]

@@ -108,5 +108,5 @@ def test_the_notebook_runs(folder, monkeypatch):
     shortened = cells[0] + "\nconfig.num_steps = 24\n"
     for cell in (shortened, *cells[1:]):
         exec(cell, names)
-    assert names["result"].metrics["click/normalized_entropy"] < 1.0
+    assert names["result"].metrics["click"]["normalized_entropy"] < 1.0
     assert len(names["base"]) == 5
