@@ -10,6 +10,7 @@ from pathlib import Path
 import pages
 import pytest
 
+import jaxrank
 from benchmarks import tables
 from jaxrank import flags
 from jaxrank.evaluation import evaluate, report
@@ -192,3 +193,17 @@ def test_the_site_builds_without_warnings(tmp_path):
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "search/search_index.json").stat().st_size > 100_000
     assert 'name="viewport"' in (tmp_path / "index.html").read_text()
+
+
+def test_public_names_are_those_of_the_stub():
+    """Types are read from the stub, because the names are imported when they are used."""
+    tree = ast.parse((ROOT / "jaxrank/__init__.pyi").read_text())
+    stub = {
+        alias.asname: (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert stub == jaxrank._PUBLIC
+    assert all(callable(getattr(jaxrank, name)) for name in jaxrank.__all__)
+    assert (ROOT / "jaxrank/py.typed").exists()
