@@ -23,7 +23,7 @@ from jaxrank import cli
 DOCS = ROOT / "docs"
 RUNNABLE = ("bash", "python")
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-_MARK = re.compile(r"<!-- (.*?) -->\s*\Z", re.DOTALL)
+_MARK = re.compile(r"<!-- ((?:(?!-->).)*) -->\s*\Z", re.DOTALL)
 
 
 class Block(NamedTuple):
