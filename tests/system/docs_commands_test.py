@@ -53,6 +53,7 @@ def test_the_tutorial_and_the_pages_that_build_on_it_run(folder, capsys):
     exec(pages.marked("python.md", "run by docs_commands_test.py: python"), {})
 
 
+@pytest.mark.slow
 def test_the_cookbook_runs(folder):
     flags = {"train": SHORT}
     results = []
@@ -63,6 +64,7 @@ def test_the_cookbook_runs(folder):
     assert (folder / "production").resolve() == folder / "runs" / "1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["delay", "negatives", "history"])
 def test_a_page_of_the_cookbook_runs(name, folder):
     results = pages.run_page(
