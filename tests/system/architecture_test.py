@@ -1,6 +1,7 @@
 """Allowed imports between packages, read from the source."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -53,10 +54,17 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in FILES}
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Full names of all modules that a file imports, inside functions and for types too."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -65,10 +73,11 @@ def imports(path: Path) -> set[str]:
     return names
 
 
+@functools.cache
 def imported_modules(path: Path) -> set[str]:
     """The modules of the package that a file imports; `b` of `from a import b` if it is one."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -123,7 +132,7 @@ def test_imports_go_to_lower_floors_only(folder, floors):
 
 def test_no_module_of_the_package_is_imported_by_a_string():
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
                 assert "jaxrank" not in ast.unparse(node), path
 
