@@ -1,5 +1,7 @@
 """Reference models in NumPy from the formulas of their papers, and models on several devices."""
 
+import functools
+
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
@@ -51,6 +53,16 @@ def built(dtype=np.float64, dims=(2, 4), **config):
         lambda path, s: np.full(s.shape, path[-1].key == "var", s.dtype), shapes[1]
     )
     return model, params, state, floats, vectors
+
+
+def init_model(model, inputs):
+    """Calls `model.init` as one program, which compiles faster than its operations one by one."""
+    return jax.jit(model.init)(jax.random.key(0), inputs)
+
+
+def apply_model(model, params, state, inputs, **options):
+    """Calls `model.apply` as one program."""
+    return jax.jit(functools.partial(model.apply, **options))(params, state, inputs)
 
 
 def joined(floats, vectors):

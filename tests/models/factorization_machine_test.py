@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rankers import apply_model
 
 from jaxrank import models
 from jaxrank.errors import InputError
@@ -41,7 +42,7 @@ def test_logits_are_weights_and_products_of_all_pairs():
     arguments = inputs()
     model = build(scales=SCALES, cross_scale=0.3)
     params = random_params(model, arguments)
-    logits, _ = model.apply(params, {}, arguments, train=True)
+    logits, _ = apply_model(model, params, {}, arguments, train=True)
     for row in range(ROWS):
         vectors, mask = arguments.sequences["s"]
         filled = [v for v, is_filled in zip(vectors[row], mask[row], strict=True) if is_filled]

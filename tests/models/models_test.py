@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import rankers
 from jax.sharding import PartitionSpec
-from rankers import BATCH, apply_sharded, built, joined, make_inputs, random_input
+from rankers import (
+    BATCH,
+    apply_model,
+    apply_sharded,
+    built,
+    init_model,
+    joined,
+    make_inputs,
+    random_input,
+)
 
 from jaxrank import mesh as meshes
 from jaxrank import models
@@ -31,7 +40,7 @@ def test_logits_are_those_of_the_written_out_formula(cross, structure, mlp_units
         model, params, state, floats, vectors = built(
             mlp_units=mlp_units, task_mlp_units=task_mlp_units, **shape
         )
-        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=False)
+        logits, _ = apply_model(model, params, state, make_inputs(floats, vectors), train=False)
         assert logits.dtype == np.float64
     expected = rankers.ranker(params, floats, vectors, **shape)
     np.testing.assert_allclose(logits, expected, rtol=1e-11, atol=1e-12)
@@ -54,7 +63,7 @@ def test_other_interactions_are_those_of_the_written_out_formula(config, structu
         model, params, state, floats, vectors = built(
             mlp_units=(5,), structure=structure, dims=dims, **config
         )
-        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=True)
+        logits, _ = apply_model(model, params, state, make_inputs(floats, vectors), train=True)
         assert logits.dtype == np.float64
     expected = rankers.ranker(
         params,
@@ -74,11 +83,11 @@ def test_dot_products_reach_pooled_sequences_and_need_no_floats():
     sequence = np.array([[[0, 2], [2, 0]], [[2, 0], [9, 9]]], np.float32)
     filled = np.array([[True, True], [True, False]])
     none = np.zeros((2, 0), np.float32)
-    params, state = model.init(jax.random.key(0), make_inputs(none, vectors, ((sequence, filled),)))
+    params, state = init_model(model, make_inputs(none, vectors, ((sequence, filled),)))
     assert set(params) == {"head", "sequence_0"}
     params["head"]["kernel"] = jnp.ones((1, 1))
-    logits, _ = model.apply(
-        params, state, make_inputs(none, vectors, ((sequence, filled),)), train=False
+    logits, _ = apply_model(
+        model, params, state, make_inputs(none, vectors, ((sequence, filled),)), train=False
     )
     np.testing.assert_allclose(logits[:, 0], [3 + 5, 2 * 7], rtol=1e-6)
 
@@ -86,7 +95,7 @@ def test_dot_products_reach_pooled_sequences_and_need_no_floats():
 def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
     model = models.build(tasks=1, cross="dlrm", mlp_units=())
     floats, vectors = jnp.ones((3, 0)), (jnp.ones((3, 4, 2)),)
-    params, _ = model.init(jax.random.key(0), make_inputs(floats, vectors))
+    params, _ = init_model(model, make_inputs(floats, vectors))
 
     def total_logits(vectors):
         return model.apply(params, {}, make_inputs(floats, vectors), train=False)[0].sum()
@@ -143,7 +152,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
         model, params, state, floats, vectors = built(
             cross="none", mlp_units=(5, 4), norm=norm, task_mlp_units=(3,)
         )
-        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=True)
+        logits, _ = apply_model(model, params, state, make_inputs(floats, vectors), train=True)
     expected = rankers.ranker(params, floats, vectors, cross="none", structure="stacked", norm=norm)
     np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-11)
 
@@ -159,7 +168,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
 def test_activations_are_those_of_their_names(name, formula):
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(cross="none", mlp_units=(5,), activation=name)
-        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=False)
+        logits, _ = apply_model(model, params, state, make_inputs(floats, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
     deep = rankers.tower(params["tower"], joined(floats, vectors), act=formula)
     expected = deep @ params["head"]["kernel"] + params["head"]["bias"]
@@ -235,17 +244,17 @@ def test_a_cross_network_without_interactions_in_its_input_returns_it_plus_bias(
     zeros = np.zeros((2, 3), np.float32)
     for cross, expected in (("dcn", 5.0), ("dcn_v2", 0.0)):
         model = models.build(tasks=1, cross=cross, cross_layers=1, mlp_units=())
-        params, state = model.init(jax.random.key(0), make_inputs(zeros, ()))
+        params, state = init_model(model, make_inputs(zeros, ()))
         params = jax.tree.map(jnp.ones_like, params)
         params["head"]["bias"] = jnp.full(1, 2.0)
-        logits, _ = model.apply(params, state, make_inputs(zeros, ()), train=False)
+        logits, _ = apply_model(model, params, state, make_inputs(zeros, ()), train=False)
         np.testing.assert_array_equal(logits, expected if expected else 2.0)
 
 
 def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training():
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(cross="none", mlp_units=(4,), norm="batch")
-        logits, new = model.apply(params, state, make_inputs(floats, vectors), train=True)
+        logits, new = apply_model(model, params, state, make_inputs(floats, vectors), train=True)
         again, same = model.apply(params, new, make_inputs(floats, vectors), train=False)
         assert {a.dtype for a in jax.tree.leaves((state, new))} == {np.dtype(np.float64)}
     params = jax.tree.map(np.asarray, params)
@@ -290,10 +299,10 @@ def test_examples_of_weight_0_do_not_count_in_batch_norm(counted):
 def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
     model = models.build(tasks=1, cross="none", mlp_units=(1,), norm="batch", activation="tanh")
     floats = (1000 + np.arange(8) / 100)[:, None].astype(np.float32)
-    params, state = model.init(jax.random.key(0), make_inputs(floats, ()))
+    params, state = init_model(model, make_inputs(floats, ()))
     params["tower"]["layer_0"]["kernel"] = jnp.ones((1, 1))
     params["head"]["kernel"] = jnp.ones((1, 1))
-    logits, _ = model.apply(params, state, make_inputs(floats, ()), train=True)
+    logits, _ = apply_model(model, params, state, make_inputs(floats, ()), train=True)
     x = floats[:, 0].astype(np.float64)
     expected = np.tanh((x - x.mean()) / np.sqrt(x.var() + 1e-5))
     np.testing.assert_allclose(logits[:, 0], expected, atol=5e-3)
@@ -303,7 +312,7 @@ def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
     model = models.build(tasks=1, cross="none", mlp_units=(6,), norm="batch", activation="tanh")
     floats, _ = random_input(batch=32)
     floats = floats + np.arange(32, dtype=np.float32)[:, None]
-    params, state = model.init(jax.random.key(0), make_inputs(floats, ()))
+    params, state = init_model(model, make_inputs(floats, ()))
     mesh = meshes.make_mesh(devices=8)
 
     def loss(params, floats, share):
@@ -335,7 +344,7 @@ def test_a_sequence_is_pooled_by_a_softmax_over_its_filled_places():
     vectors = rng.normal(size=(4, 5, 3)).astype(np.float32)
     mask = np.arange(5)[None, :] < np.array([5, 2, 1, 0])[:, None]
     floats = np.zeros((4, 0), np.float32)
-    params, state = model.init(jax.random.key(0), make_inputs(floats, (), ((vectors, mask),)))
+    params, state = init_model(model, make_inputs(floats, (), ((vectors, mask),)))
     assert not params["sequence_0"]["query"].any()
     query = rng.normal(size=3).astype(np.float32)
     kernel = rng.normal(size=(3, 1)).astype(np.float32)
@@ -362,7 +371,7 @@ def test_batch_norm_statistics_are_those_of_the_global_batch_on_any_number_of_de
     floats, vectors = random_input(batch=64)
     # Unlike means on each device, so that statistics of a device would differ from the global.
     floats = floats + np.arange(64, dtype=np.float32)[:, None]
-    params, state = model.init(jax.random.key(0), make_inputs(floats, vectors))
+    params, state = init_model(model, make_inputs(floats, vectors))
     args = (model, params, state, floats, vectors, jax.random.key(1))
     logits1, state1 = apply_sharded(1, *args)
     logits8, state8 = apply_sharded(8, *args)
@@ -379,7 +388,7 @@ def identity_with_dropout():
     """A model whose logits are its floats after the dropout of one layer."""
     model = models.build(tasks=32, cross="none", mlp_units=(32,), dropout=0.25)
     floats = np.ones((64, 32), np.float32)
-    params, state = model.init(jax.random.key(0), make_inputs(floats, ()))
+    params, state = init_model(model, make_inputs(floats, ()))
     params = jax.tree.map(jnp.zeros_like, params)
     params["tower"]["layer_0"]["kernel"] = params["head"]["kernel"] = jnp.eye(32)
     return model, params, state, floats
@@ -441,13 +450,13 @@ def test_random_bits_look_independent_over_keys_examples_and_units():
 
 def test_dropout_scales_what_it_keeps_and_does_nothing_when_not_training():
     model, params, state, floats = identity_with_dropout()
-    logits, _ = model.apply(
-        params, state, make_inputs(floats, ()), train=True, key=jax.random.key(1)
+    logits, _ = apply_model(
+        model, params, state, make_inputs(floats, ()), train=True, key=jax.random.key(1)
     )
     np.testing.assert_allclose(np.unique(logits), [0, 1 / 0.75], rtol=1e-6)
     assert abs(np.mean(np.asarray(logits) == 0) - 0.25) < 0.04
-    logits, _ = model.apply(
-        params, state, make_inputs(floats, ()), train=False, key=jax.random.key(1)
+    logits, _ = apply_model(
+        model, params, state, make_inputs(floats, ()), train=False, key=jax.random.key(1)
     )
     np.testing.assert_array_equal(logits, floats)
 
@@ -589,8 +598,8 @@ def test_a_model_of_vectors_only_needs_no_floats():
     model = models.build(tasks=1, mlp_units=())
     vectors = random_input()[1]
     none = np.zeros((BATCH, 0), np.float32)
-    params, state = model.init(jax.random.key(0), make_inputs(none, vectors))
-    logits, _ = model.apply(params, state, make_inputs(none, vectors), train=False)
+    params, state = init_model(model, make_inputs(none, vectors))
+    logits, _ = apply_model(model, params, state, make_inputs(none, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
     expected = rankers.ranker(params, none, vectors, cross="dcn_v2", structure="stacked")
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rankers
-from rankers import built, gradient_program, make_inputs
+from rankers import apply_model, built, gradient_program, init_model, make_inputs
 
 from jaxrank import models
 from jaxrank.errors import InputError
@@ -41,7 +41,7 @@ STACKED = dict(cross="dcn", structure="stacked", mlp_units=(6,), task_mlp_units=
 def test_logits_are_those_of_experts_and_gates_one_by_one(multitask, around):
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(**multitask, **around)
-        logits, _ = model.apply(params, state, make_inputs(floats, vectors), train=True)
+        logits, _ = apply_model(model, params, state, make_inputs(floats, vectors), train=True)
         assert logits.dtype == np.float64
     fields = ("cross", "structure", "norm")
     shape = {k: around[k] for k in fields if k in around}
@@ -125,7 +125,7 @@ def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
 
 def test_kernels_of_experts_and_gates_start_with_the_variance_of_glorot_for_each():
     model = models.build(tasks=2, cross="none", mlp_units=(), **{**PLE, "expert_mlp_units": (50,)})
-    params, _ = model.init(jax.random.key(0), make_inputs(np.zeros((1, 400), np.float32), ()))
+    params, _ = init_model(model, make_inputs(np.zeros((1, 400), np.float32), ()))
     level = params["ple"]["level_0"]
     for name, layers in (("task_experts", 4), ("shared_experts", 3)):
         dense = level[name]["layer_0"]
@@ -161,12 +161,12 @@ def test_units_of_experts_are_dropped_each_for_itself():
         expert_mlp_units=(1,),
     )  # fmt: skip
     floats = np.ones((256, 1), np.float32)
-    params, state = model.init(jax.random.key(0), make_inputs(floats, ()))
+    params, state = init_model(model, make_inputs(floats, ()))
     params = jax.tree.map(jnp.zeros_like, params)
     params["mmoe"]["experts"]["layer_0"]["bias"] = jnp.ones((40, 1))
     params["head_0"]["kernel"] = params["head_1"]["kernel"] = jnp.ones((1, 1))
-    logits, _ = model.apply(
-        params, state, make_inputs(floats, ()), train=True, key=jax.random.key(1)
+    logits, _ = apply_model(
+        model, params, state, make_inputs(floats, ()), train=True, key=jax.random.key(1)
     )
     logits = np.asarray(logits)
     np.testing.assert_array_equal(logits[:, 0], logits[:, 1])
@@ -174,7 +174,7 @@ def test_units_of_experts_are_dropped_each_for_itself():
     np.testing.assert_allclose(kept, np.round(kept), atol=1e-3)
     np.testing.assert_allclose(kept.mean(), 30, atol=1)
     np.testing.assert_allclose(kept.std(), math.sqrt(40 * 0.25 * 0.75), rtol=0.2)
-    logits, _ = model.apply(params, state, make_inputs(floats, ()), train=False)
+    logits, _ = apply_model(model, params, state, make_inputs(floats, ()), train=False)
     np.testing.assert_allclose(logits, 1, rtol=1e-6)
 
 

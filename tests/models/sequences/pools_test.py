@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from rankers import BATCH
+from rankers import BATCH, apply_model
 
 from jaxrank import models
 from jaxrank.errors import InputError
@@ -110,8 +110,8 @@ FORMULAS = {f.__name__: f for f in (target_attention, mean, learned_query, trans
 def test_a_pool_is_the_written_out_formula_and_ignores_empty_places(pool):
     with jax.enable_x64(True):
         model, params = built(pool)
-        logits, _ = model.apply(params, {}, inputs(), train=False)
-        plain = model.infer(params, {}, inputs())
+        logits, _ = apply_model(model, params, {}, inputs(), train=False)
+        plain = jax.jit(model.infer)(params, {}, inputs())
     events = np.concatenate([v for v, _ in inputs().all_sequences], axis=2)
     candidates = np.concatenate([v[:, 0] for v in inputs().all_vectors], axis=1)
     lengths = inputs().all_sequences[0][1].sum(axis=1)
