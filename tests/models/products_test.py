@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rankers
 from checkout import ROOT
-from rankers import built, gradient_program, make_inputs
+from rankers import built, gradient_program, init_model, make_inputs
 
 from jaxrank import models
 from jaxrank.models import products
@@ -63,19 +63,18 @@ def test_bfloat16_products_multiply_bfloat16_and_give_float32(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
-@pytest.mark.parametrize(
-    ("rounding", "limits"), [("bfloat16", (1e-2, 2e-2)), ("mixed_bfloat16", (2e-2, 3e-2))]
-)
-def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, rounding, limits):
+def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config):
     """Uses silu, because the slope of relu jumps where rounding moves a unit over its corner."""
     floats, vectors = rankers.random_input(batch=64, dims=(4, 4))
     mix = np.random.default_rng(3).normal(size=(64, 2)).astype(np.float32)
     result = {}
-    for precision in ("highest", rounding):
+    limits = {"bfloat16": (1e-2, 2e-2), "mixed_bfloat16": (2e-2, 3e-2)}
+    for precision in ("highest", *limits):
         model = models.build(
             tasks=2, mlp_units=(32,), activation="silu", precision=precision, **config
         )
-        params, state = model.init(jax.random.key(0), make_inputs(floats, vectors))
+        if precision == "highest":
+            params, state = init_model(model, make_inputs(floats, vectors))
 
         def loss(params, state, model=model):
             logits, new = model.apply(params, state, make_inputs(floats, vectors), train=True)
@@ -84,9 +83,11 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
         grads, (logits, new) = jax.jit(jax.grad(loss, has_aux=True))(params, state)
         assert {a.dtype for a in jax.tree.leaves((grads, logits, new))} == {np.dtype("float32")}
         result[precision] = logits, jnp.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
-    for exact, rounded, most in zip(*result.values(), limits, strict=True):
-        distance = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
-        assert 1e-5 < distance < most
+    for rounding in limits:
+        pairs = zip(result["highest"], result[rounding], limits[rounding], strict=True)
+        for exact, rounded, most in pairs:
+            distance = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+            assert 1e-5 < distance < most
 
 
 def test_bfloat16_products_are_added_up_in_float32():
@@ -139,8 +140,7 @@ def test_a_mixed_layer_adds_up_in_float32_and_rounds_what_it_gives_to_others(for
     np.testing.assert_array_equal(of_x0, 1004 + 1 if form == "cross" else 0)
 
 
-@pytest.mark.parametrize("width", [3, 40])
-@pytest.mark.parametrize("shape", [(5, 7, 4), (97, 4)], ids=str)
+@pytest.mark.parametrize(("shape", "width"), [((5, 7, 4), 3), ((97, 4), 40)], ids=str)
 def test_a_bfloat16_product_rounds_its_factors_and_the_gradient_that_comes_in(shape, width):
     """Examples are turned over for the gradient of the wide kernel."""
     r, leading = np.random.default_rng(0), shape[:-2]
@@ -178,8 +178,9 @@ def test_sums_in_parts_are_those_of_the_whole(leading, examples, size, width, pr
 
 
 # y, the gradient of x, and that of the kernel.
-@pytest.mark.parametrize(("axis_a", "axis_b"), [(-1, -2), (-1, -1), (-2, -2)])
-@pytest.mark.parametrize("leading", [(), (3,)], ids=str)
+@pytest.mark.parametrize(
+    ("leading", "axis_a", "axis_b"), [((), -1, -2), ((3,), -1, -1), ((), -2, -2)], ids=str
+)
 def test_products_of_sides_filled_up_are_those_of_the_sides_as_they_are(leading, axis_a, axis_b):
     r = np.random.default_rng(0)
     for m, n, summed in ((33, 47, 61), (40, 50, 64), (100, 3, 7)):
@@ -235,7 +236,7 @@ def ours(precision, x, kernel, g):
     return y, *back(g.astype(y.dtype))
 def plain(x, kernel, g):
     return x @ kernel, g @ kernel.T, x.T @ g
-shapes = (4096, 200, 4), (256, 400, 32), (8192, 128, 64), (2048, 300, 128), (512, 1000, 2)
+shapes = (256, 400, 32), (8192, 128, 64), (512, 1000, 2)
 for n, size, width in shapes:
     arrays = [r.normal(size=s).astype(np.float32) for s in [(n, size), (size, width), (n, width)]]
     for precision in sys.argv[1:]:
@@ -243,15 +244,15 @@ for n, size, width in shapes:
         print(*bits(of, precision, *arrays), *bits(plain, "highest", *arrays))
 """
     result = []
-    for threads in (2, 3, 32):
+    for threads in (3, 32):
         settings = {"PJRT_NPROC": str(threads), "JAXRANK_NATIVE": str(int(by_native))}
         env = os.environ | settings | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code, *precisions]
         lines = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
         result.append([line.split() for line in lines.stdout.splitlines()])
     ours, plain = ([[line[part] for line in lines] for lines in result] for part in PARTS)
-    assert ours[0] == ours[1] == ours[2]
-    assert plain[0] != plain[2]
+    assert ours[0] == ours[1]
+    assert plain[0] != plain[1]
 
 
 @pytest.mark.parametrize("precision", ["highest", "bfloat16"])
@@ -273,8 +274,11 @@ def test_the_options_for_gpu_are_such_that_xla_has():
     assert jax.jit(lambda x: x + 1, compiler_options=options)(1.0) == 2.0
 
 
-@pytest.mark.parametrize("precision", ["highest", "bfloat16"])
-@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    zip(CONFIGS, ["highest", "bfloat16"] * 3, strict=False),
+    ids=NAMES,
+)
 def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(config, precision):
     model, params, _, floats, vectors = build_model(config, precision=precision)
     leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -104,11 +104,9 @@ def test_vectors_are_added_as_by_xla(count, dim, order, source_kind):
 @pytest.mark.parametrize(
     ("count", "rows", "dim"),
     [
-        (1, 1, 16),
         (31, 40, 3),
         (5_000, 1, 1),
-        (5_000, 5_000, 128),
-        (100_000, 40, 32),
+        (5_000, 40, 128),
         (100_000, 1_000_003, 16),
     ],
 )
@@ -142,7 +140,6 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
         ("rowwise_adagrad", "rows", 1, 1, "read", {}),
         ("rowwise_adagrad", "mixed", 4, 2, "read", {"lr_multipliers": {"ta": 0.25, "tc": 4.0}}),
         ("rowwise_adagrad", "rows", 1, 1, "read", {"l2": 0.01, "clip_norm": 0.01}),
-        ("adagrad", "mixed", 1, 1, "read", {"l2": 0.01}),
         ("sgd", "mixed", 1, 1, "table", {"l2": 0.01}),
     ],
 )
@@ -189,7 +186,7 @@ def test_lookup_and_update_are_those_of_xla(
 def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
     dim, rows, row_optimizer = (
         width - width // 4,
-        128_000,
+        max(12_800, count * 128 // 100),
         make_row_optimizer("rowwise_adagrad", eps=1e-3),
     )
     row = np.random.default_rng(0).permutation(rows)[:count].astype(np.int32)
@@ -276,9 +273,10 @@ def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_
 
 @needs_layers
 @pytest.mark.parametrize(
-    "cross", [MatrixCross(3), LowRankCross(2, 40)], ids=["dcn_v2", "dcn_v2_low_rank"]
+    ("cross", "reads_x0"),
+    [(MatrixCross(3), False), (LowRankCross(2, 40), True)],
+    ids=["dcn_v2", "dcn_v2_low_rank"],
 )
-@pytest.mark.parametrize("reads_x0", [False, True])
 def test_the_gradient_of_cross_layers_in_a_row_is_that_of_float64(cross, reads_x0):
     """Each number of y and x0 has the same gradient, whether x0 is also read elsewhere or not."""
     x0 = floats(600, 70)
@@ -397,10 +395,12 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     assert str(tmp_path / "cache") in told_missing()
 
 
-@needs_compiler
 def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):
+    compiler = tmp_path / "empty-c++"  # makes its last argument, because the code is not run
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\n: > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-O0"))  # the code is not run
     outputs = native._library("rows")
     monkeypatch.setenv("CXX", "false")
     assert native._library("rows") == outputs
