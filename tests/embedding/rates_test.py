@@ -43,9 +43,7 @@ def test_each_row_has_the_factor_of_its_table(hot):
     [
         ("sgd", 8, 2, "hot"),
         ("adagrad", 2, 1, "whole"),
-        ("rowwise_adagrad", 1, 1, "split"),
-        ("lazy_adam", 1, 1, "split"),
-        ("ftrl", 8, 1, "split"),
+        ("ftrl", 1, 1, "split"),
     ],
 )
 def test_the_rows_of_a_table_move_as_at_its_own_rate(row_optimizer, devices, replicas, hot):

@@ -139,7 +139,7 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
             np.testing.assert_array_equal(array[unread], slots[slot][unread])
 
 
-@pytest.mark.parametrize(("count", "dim"), [(1, 128), (63, 8), (64, 128), (65, 8), (129, 128)])
+@pytest.mark.parametrize(("count", "dim"), [(1, 8), (64, 128), (65, 8), (129, 8)])
 def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count, dim):
     def change(stored, sums, learning_rate, step):
         return sums, jnp.ones_like(stored[1])  # the rows, and the number of changes of each
@@ -188,8 +188,7 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
 @pytest.mark.parametrize(
     ("row_optimizer", "settings"),
     [
-        ("adagrad", dict(l2=0.1, clip_norm=0.5)),
-        ("lazy_adam", dict(lr_multipliers={"ta": 0.5, "tc": 0.0})),
+        ("adagrad", dict(l2=0.1, clip_norm=0.5, lr_multipliers={"ta": 0.5, "tc": 0.0})),
         ("rowwise_adagrad", dict(dims={"ta": 1, "tb": 128, "tc": 6})),  # XLA handles 6
         ("ftrl", dict(devices=4, replicas=2, hot="hot", clip_norm=0.5)),
         ("adagrad", dict(l2=0.1, l2_scope="table")),
