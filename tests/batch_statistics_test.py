@@ -1,5 +1,7 @@
 """Compares the batch norm statistics of a checkpoint with statistics of all examples at once."""
 
+import functools
+
 import examples
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from jaxrank.build import make_step_spec
 from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.step import prediction_weights
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 BATCH, STEPS = 64, 3
 
 
@@ -34,6 +37,7 @@ class Batches:
         pass
 
 
+@functools.cache
 def make_program(devices, layout, batch_size=BATCH, **changes):
     c = tiny.config(batch_size=batch_size, **changes)
     c.model.norm, c.model.mlp_units, c.model.cross_layers = "batch", (8,), 1

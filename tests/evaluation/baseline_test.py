@@ -45,8 +45,12 @@ def splits(store):
     return opened.split("train"), opened.split("valid"), opened.schema
 
 
-def test_the_regression_is_that_of_scikit_learn_on_one_hot_columns(splits):
-    fitted = baseline.fit(*splits)
+@pytest.fixture(scope="module")
+def fitted(splits):
+    return baseline.fit(*splits)
+
+
+def test_the_regression_is_that_of_scikit_learn_on_one_hot_columns(splits, fitted):
     (train_x, train_y), (valid_x, valid_y) = map(dense_features, splits[:2])
     scaled = len(splits[2].dense)
     mean, std = train_x[:, :scaled].mean(axis=0), train_x[:, :scaled].std(axis=0)
@@ -71,13 +75,12 @@ def test_the_regression_is_that_of_scikit_learn_on_one_hot_columns(splits):
         assert metrics["examples"] == scored.sum()
 
 
-def test_many_ids_are_hashed_and_score_like_one_hot(splits, monkeypatch):
-    exact = baseline.fit(*splits)
+def test_many_ids_are_hashed_and_score_like_one_hot(splits, fitted, monkeypatch):
     monkeypatch.setattr(baseline, "MAX_EXACT_IDS", 100)
     monkeypatch.setattr(baseline, "_HASHED_COLUMNS", 4096)
     hashed = baseline.fit(*splits)
     assert hashed.features == "hashed"
-    for task, metrics in exact.metrics.items():
+    for task, metrics in fitted.metrics.items():
         assert hashed.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=0.05)
 
 

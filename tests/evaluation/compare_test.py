@@ -17,6 +17,7 @@ from jaxrank.evaluation import evaluate
 from jaxrank.evaluation.comparison.compare import compare
 from jaxrank.evaluation.gate.judge import judge
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -22,6 +22,7 @@ from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.studies.execution import train_asynchronous
 from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, worker_order
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 RATE, TABLE_RATE = 0.01, 0.05
 
 

@@ -159,8 +159,14 @@ except errors.StoppedError as error:
 SLOW = {f"of_{i}": {"seconds": 0.1} for i in range(8)}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return executed(folder / "study", folder / "log", count=8, **SLOW)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, number):
+def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, whole, number):
     workdir, log = tmp_path / "study", tmp_path / "log"
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
     command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(workdir), str(log)]
@@ -174,7 +180,6 @@ def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, number):
         while is_running(int(path.read_text())):
             time.sleep(0.01)
     assert len(list(workdir.glob("runs/run-*/result.json"))) < 8
-    whole = executed(tmp_path / "whole", tmp_path / "whole_log", count=8, **SLOW)
     actual = executed(workdir, log, count=8, **SLOW)
     assert actual["table"] == whole["table"]
     assert len(log.read_text().split()) <= 8 + 2  # the two runs that were killed

@@ -20,6 +20,7 @@ from jaxrank.export.bundle import export_bundle
 from jaxrank.export.comparison import parity
 from jaxrank.train import train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 CONTEXT = ("seen", "seen_kind", "seen_when", "time")
 
 

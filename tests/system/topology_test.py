@@ -21,7 +21,6 @@ from jaxrank.workdir import files
 
 PLACEMENTS = {
     "rows": {"": "rows"},
-    "replicated": {"": "replicated"},
     "one of each": {"": "rows", "c1": "replicated", "l0": "replicated"},
     "auto": {"": "auto"},
 }
@@ -56,8 +55,6 @@ def to_host(job, state):
 @pytest.mark.parametrize(
     ("placement", "before", "after"),
     [
-        ("rows", (8, 1), (1, 1)),
-        ("replicated", (8, 4), (4, 1)),
         ("one of each", (1, 1), (8, 1)),
         ("one of each", (4, 1), (8, 2)),
         ("auto", (8, 1), (1, 1)),
