@@ -701,7 +701,7 @@ _ENDS = """
 
 # A worker takes two CPU seconds to start.
 @pytest.mark.parametrize(
-    ("end", "workers"), [("closed", 1), ("left by an error", 2), ("left after faults", 2)]
+    ("end", "workers"), [("closed", 1), ("left by an error", 1), ("left after faults", 2)]
 )
 def test_a_program_with_workers_ends_without_a_word(store, tmp_path, end, workers):
     script = tmp_path / "script.py"
@@ -721,7 +721,7 @@ def test_a_program_with_workers_ends_without_a_word(store, tmp_path, end, worker
 def test_a_program_that_each_worker_would_run_again_ends_and_says_why(store, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(_ENDS).replace('if __name__ == "__main__":', "if True:"))
-    settings = _SETTINGS | {"num_steps": 1000, "num_workers": 2}
+    settings = _SETTINGS | {"num_steps": 1000, "num_workers": 1}
     done = subprocess.run(
         [sys.executable, str(script), str(store.path), json.dumps(settings), "left"],
         capture_output=True,
@@ -733,5 +733,5 @@ def test_a_program_that_each_worker_would_run_again_ends_and_says_why(store, tmp
     assert "must start under `if __name__ == '__main__':`, because every worker" in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
-        "jaxrank.errors.RunError: One of 2 input workers (data.num_workers) ended"
+        "jaxrank.errors.RunError: One of 1 input workers (data.num_workers) ended"
     )

@@ -220,7 +220,6 @@ def test_days_follow_one_another_in_the_batches(store):
         ("shuffled", 4, 0),
         ("days", 2, 0),
         ("days", 4, 0),
-        ("days", 1, 2),
         ("days", 2, 1),
     ],
 )
