@@ -28,14 +28,12 @@ def test_one_program_serves_the_whole_run():
     assert int(state.step) == 5
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"ema_decay": 0.9, "optim": "adamw"}, {"on_nonfinite": "skip"}]
-)
+@pytest.mark.parametrize("changes", [{}, {"ema_decay": 0.9, "on_nonfinite": "skip"}])
 def test_batches_behind_the_last_step_change_nothing(changes, monkeypatch):
     """Neither where the loop ends with the steps, nor where those behind are masked, as on GPU."""
     c = tiny.config(batch_size=64, ema_decay=changes.get("ema_decay", 0.0))
     c.watch.on_nonfinite = changes.get("on_nonfinite", "stop")
-    c.optim.dense.name = changes.get("optim", "adam")
+    c.optim.dense.name, c.model.cross_layers = "adamw", 1
     c.optim.dense.warmup_steps = c.optim.tables.warmup_steps = 5
     c.optim.tables.name = "lazy_adam"
     c.embedding.l2_scope, c.embedding.l2 = "table", 0.1

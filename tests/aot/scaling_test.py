@@ -285,7 +285,7 @@ def test_what_the_model_does_is_known_by_its_scope_forward_and_backward():
             y = jnp.dot(x, kernel)
         return jnp.dot(jnp.sin(y), y.T).sum()  # not in the model's scope
 
-    text = compiled_text(jax.grad(loss, argnums=(0, 1)), *[array(jnp.float32, 4096, 4096)] * 2)
+    text = compiled_text(jax.grad(loss, argnums=(0, 1)), *[array(jnp.float32, 1024, 1024)] * 2)
     products = [cost for cost in costs(text) if cost.flops]
     inside = total([c for c in products if scaling.is_of_model(c.scope)], "flops")
     assert len(products) == 5

@@ -178,19 +178,16 @@ def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypa
     np.testing.assert_array_equal(list(previous.values()), list(result.values()))
 
 
+# `inputs_test` has the axes of every kind of layer.
 MODELS = {
     "matrix, layers of floats": dict(model__cross="dcn_v2", model__dense_mlp_units=(6, 3)),
-    "vector, parallel, layers of floats": dict(
-        model__cross="dcn", model__structure="parallel", model__dense_mlp_units=(5,)
-    ),
-    "low rank": dict(model__cross="dcn_v2_low_rank", model__cross_rank=3),
     "mix, parallel": dict(
         model__cross="dcn_mix",
         model__cross_rank=3,
         model__cross_experts=2,
         model__structure="parallel",
+        model__norm="batch",
     ),
-    "tower": dict(model__cross="none", model__norm="batch"),
     "ple": dict(
         model__cross="none",
         model__mlp_units=(),
