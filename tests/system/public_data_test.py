@@ -7,7 +7,7 @@ from verbs import run
 
 from jaxrank.evaluation import evaluate
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_programs")]
 CONFIGS = ROOT / "configs"
 
 
