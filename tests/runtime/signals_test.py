@@ -123,9 +123,12 @@ def begin(tmp_path, script, *arguments):
 
 
 def end(program):
-    """Returns status, output and errors of a program, and kills its group if it does not end."""
+    """Returns status, output and errors of a program, and kills its group if it does not end.
+
+    A program that starts and restarts workers takes 10 CPU seconds, on a loaded machine minutes.
+    """
     try:
-        out, errors = program.communicate(timeout=60)
+        out, errors = program.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         os.killpg(program.pid, signal.SIGKILL)
         program.communicate()
