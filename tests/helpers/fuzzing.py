@@ -5,4 +5,4 @@ Longer runs are `JAXRANK_FUZZ_CASES=10000 python -m pytest tests/fuzz`.
 
 import os
 
-CASES = int(os.environ.get("JAXRANK_FUZZ_CASES", "200"))
+CASES = int(os.environ.get("JAXRANK_FUZZ_CASES", "100"))
