@@ -109,7 +109,7 @@ def test_binary_tasks_alone_take_the_path_they_took_before_there_were_kinds():
     assert str(program(outputs, labels, ("binary",) * 3)) == str(alone)
     mixed = losses.elementwise(*(np.repeat(a, 2, 1) for a in (outputs, labels)), KINDS[1:])
     np.testing.assert_array_equal(mixed[:, 0], result[:, 0])
-    assert metrics.batch_sums(outputs, labels, weights, ("binary",) * 3).spread.tolist() == [0] * 3
+    assert batch_sums(outputs, labels, weights, ("binary",) * 3).spread.tolist() == [0] * 3
 
 
 LIMIT = losses.LOG_COUNT_LIMIT
@@ -211,7 +211,7 @@ def test_what_sums_cannot_show_of_labels_far_from_0_is_nan(mean, kind):
     labels = (r.poisson(mean, 4096) if kind == "count" else r.normal(mean, 1, 4096)).astype("f4")
     outputs = np.log(labels + 1) if kind == "count" else labels + r.normal(0, 0.7, 4096)
     outputs, weights = outputs.astype("f4"), np.ones(4096, "f4")
-    sums = batch_sums(*(a[:, None] for a in (outputs, labels, weights)), (kind,))
+    sums = metrics.batch_sums(*(a[:, None] for a in (outputs, labels, weights)), [kind])
     (result,) = metrics.from_sums(sums, [kind])
     name = {"real": "normalized_squared_error", "count": "normalized_deviance"}[kind]
     expected = exact_metrics.exact(outputs, labels, weights, kind)[name]
@@ -227,7 +227,7 @@ def test_counts_above_the_limit_are_predicted_and_judged_as_they_are_trained():
         rtol=1e-6,
     )
     result = exact_metrics.exact(outputs, labels, np.ones(5), "count")
-    sums = metrics.batch_sums(outputs[:, None], labels[:, None], np.ones((5, 1), "f4"), ["count"])
+    sums = batch_sums(outputs[:, None], labels[:, None], np.ones((5, 1), "f4"), ("count",))
     (expected,) = metrics.from_sums(sums, ["count"])
     for name in ("deviance", "calibration"):
         assert result[name] == pytest.approx(expected[name], rel=1e-5)
@@ -248,11 +248,9 @@ def test_sums_of_a_batch_split_over_devices_are_those_of_one_device(kinds):
 
 def test_only_binary_tasks_have_a_histogram():
     outputs, labels, weights = case(500)
-    histogram = np.asarray(metrics.batch_sums(outputs, labels, weights, KINDS).histogram)
+    histogram = np.asarray(batch_sums(outputs, labels, weights, KINDS).histogram)
     for i, kind in enumerate(KINDS):
-        alone = metrics.batch_sums(
-            outputs[:, [i]], labels[:, [i]], weights[:, [i]], ("binary",)
-        ).histogram
+        alone = batch_sums(outputs[:, [i]], labels[:, [i]], weights[:, [i]], ("binary",)).histogram
         expected = alone[0] if kind == "binary" else np.zeros_like(alone[0])
         np.testing.assert_array_equal(histogram[i], expected)
     assert histogram.sum() > 0
@@ -261,7 +259,7 @@ def test_only_binary_tasks_have_a_histogram():
 def test_sums_keep_float64():
     arrays = [a.astype(np.float64) for a in case(300)]
     with jax.enable_x64(True):
-        sums = metrics.batch_sums(*map(jnp.asarray, arrays), KINDS)
+        sums = batch_sums(*map(jnp.asarray, arrays), KINDS)
         assert {a.dtype for a in jax.tree.leaves(sums[1:])} == {np.dtype(np.float64)}
         result = metrics.from_sums(sums, KINDS)
     for i, kind in enumerate(KINDS):
