@@ -15,10 +15,14 @@ from variants import changed
 from jaxrank import cli, request_losses
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate
+from jaxrank.evaluation.comparison import compare
 from jaxrank.features import PAD, Task
 from jaxrank.run import build
 from jaxrank.task_losses import select_losses
 from jaxrank.train import train
+
+ROWS = np.arange(1000)  # of the validation split
 
 
 def test_fillers_change_nothing(variants, tmp_path):
@@ -102,3 +106,18 @@ def test_a_loss_of_requests_needs_a_store_with_requests(store, tmp_path):
     c = changed(store_config(store), {"task_losses.click": "listwise_softmax"})
     with pytest.raises(InputError, match=r"task_losses.click: 'listwise_softmax' must have requ"):
         train(c, tmp_path, report=nothing)
+
+
+def test_a_comparison_of_ranked_scores_has_no_calibration(variants):
+    workdir, result, _ = variants.unbroken("requests")
+    run = evaluate.open_run(str(workdir))
+    scored = compare.score(str(workdir), run)
+    compared = compare._compared([scored, scored], list(scored.tasks.values()), ROWS, None, 0.95)
+    for metrics in (compared.runs[0]["metrics"], compared.differences[0]):
+        assert np.isnan(_number(metrics["click"]["calibration"]))
+        assert np.isfinite(_number(metrics["conversion"]["calibration"]))
+    assert compared.runs[0]["metrics"]["click"]["auc"] == result.metrics["click"]["auc"]
+
+
+def _number(entry):
+    return entry["difference"] if isinstance(entry, dict) else entry

@@ -1,5 +1,6 @@
 """Compares runs on the same examples, with intervals of the paired differences."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from jaxrank.evaluation import slices
 from jaxrank.evaluation.evaluate import Opened, load_run, open_run
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
+from jaxrank.metrics.registry import probability_names
 from jaxrank.report import Report
 
 _MOST_SLICES = 1_000  # the largest ones
@@ -42,7 +44,10 @@ class Comparison(NamedTuple):
 
 
 class ScoredRun(NamedTuple):
-    """A run with the scores of all examples; see `scoring.Scored`."""
+    """A run with the scores of all examples; see `scoring.Scored`.
+
+    ranked: tasks that are trained by ranking alone, whose metrics of probabilities are NaN.
+    """
 
     workdir: str
     step: int
@@ -50,13 +55,15 @@ class ScoredRun(NamedTuple):
     tasks: Mapping[str, Task]
     split: Split
     scores: scoring.Scored
+    ranked: tuple[str, ...] = ()
 
     @classmethod
     def from_scores(
         cls, workdir: str, run: Opened, step: int, scores: scoring.Scored
     ) -> "ScoredRun":
         tasks = {task.name: task for task in run.predictor.layout.schema.tasks}
-        return cls(workdir, step, run.checkpoints.directory(step), tasks, run.split, scores)
+        checkpoint, ranked = run.checkpoints.directory(step), run.requests.ranked
+        return cls(workdir, step, checkpoint, tasks, run.split, scores, ranked)
 
 
 def compare(
@@ -224,6 +231,8 @@ def _compared(
             column = list(run.tasks).index(task.name)
             logits, labels, weights = (array[rows, column] for array in run.scores)
             metrics = exact.exact(logits, labels, weights, task.kind)
+            if task.name in run.ranked:
+                metrics |= dict.fromkeys(metrics.keys() & probability_names(task.kind), math.nan)
             influence = intervals.influences(logits, labels, weights, task.kind)
             widths = intervals.half_widths(influence, weights, clusters=code, confidence=confidence)
             of_run["metrics"][task.name] = metrics
