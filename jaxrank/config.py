@@ -46,7 +46,7 @@ class Data:
     )
     direct: bool = field(False, help="read Parquet of row numbers as it is, without a store")
     compression: str = field(
-        "", choices=COMPRESSIONS, help="of a store's blocks when it is prepared; empty: none"
+        "", choices=COMPRESSIONS, help="compression of the blocks of a new store; empty: none"
     )
     train: str = field(
         "train", help="split to train on, or days of it: train/2024-05-01:2024-05-07"
@@ -64,7 +64,7 @@ class Data:
         8,
         unit="streams",
         at_least=1,
-        help="independent streams of examples; a multiple of the number of processes",
+        help="number of independent streams of examples; a multiple of the number of processes",
     )
     window_blocks: int = field(
         4, unit="blocks", at_least=1, help="blocks of a stream that are shuffled together"
@@ -75,12 +75,15 @@ class Data:
         at_least=-1,
         help="input processes per training process; 0: a thread; -1: by its cores and accelerators",
     )
-    prefetch_batches: int = field(16, unit="batches", at_least=0, help="batches made ahead")
+    prefetch_batches: int = field(
+        16, unit="batches", at_least=0, help="number of batches made ahead of training"
+    )
     list_slack: float = field(
         8.0,
         unit="standard deviations",
         at_least=0,
-        help="room for packed lists that may be cut: the mean of a group plus this many deviations",
+        help="room for packed lists that may be cut: the mean of a group plus this many standard"
+        " deviations",
     )
     on_overflow: str = field(
         "error",
@@ -95,7 +98,7 @@ class Embedding:
     """Embedding tables."""
 
     dim: int = field(
-        0, at_least=0, unit="numbers", help="length of a vector; 0: by the size of the data"
+        0, at_least=0, unit="numbers", help="dimension of the vectors; 0: by the size of the data"
     )
     dims: Mapping[str, int] = field(
         {},
@@ -122,7 +125,9 @@ class Embedding:
         help="read: rows of the batch; table: all rows, slow for big tables",
     )
     clip_norm: float = field(0.0, at_least=0, help="maximum norm of a row's gradient; 0: no limit")
-    placement: str = field("auto", choices=PLACEMENTS, help="of tables; see docs/placement.md")
+    placement: str = field(
+        "auto", choices=PLACEMENTS, help="placement of all tables; see docs/placement.md"
+    )
     placements: Mapping[str, str] = field(
         {},
         choices=PLACEMENTS,
@@ -133,13 +138,13 @@ class Embedding:
         5.0,
         unit="standard deviations",
         at_least=0,
-        help="room for rows that are exchanged: the mean plus this many deviations",
+        help="room for rows that are exchanged: the mean plus this many standard deviations",
     )
     exchange_capacity: int = field(
         0,
         unit="ids",
         at_least=0,
-        help="ids from one device to another in one round; 0: computed from the data",
+        help="maximum ids sent from one device to another per round; 0: computed from the data",
     )
 
 
@@ -201,7 +206,7 @@ class LearningRate:
 class Dense(LearningRate):
     """The optimizer of the dense parameters, and its learning rate."""
 
-    name: str = field("adam", choices=OPTIMIZERS, help="the rule")
+    name: str = field("adam", choices=OPTIMIZERS, help="name of the optimizer")
     clip_norm: float = field(
         0.0, at_least=0, help="maximum norm of the gradient of all parameters; 0: no limit"
     )
@@ -209,8 +214,8 @@ class Dense(LearningRate):
         0.0,
         at_least=0,
         help="weight_decay * weight is added to the gradient; adamw instead subtracts"
-        " learning_rate * weight_decay * weight from the weight; 0: none, or with the factorization"
-        " machine the prior of numbers",
+        " learning_rate * weight_decay * weight from the weight; 0: none, or for the factorization"
+        " machine computed from the training labels",
     )
     lr_multipliers: Mapping[str, float] = field(
         {},
@@ -255,7 +260,7 @@ class Optim:
     """Optimizers."""
 
     dense: Dense = field(Dense(), help="optimizer of the dense parameters")
-    tables: Tables = field(Tables(), help="of the tables")
+    tables: Tables = field(Tables(), help="row optimizer of the tables")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,18 +271,19 @@ class Eval:
         0,
         unit="steps",
         at_least=0,
-        help="0: once per epoch, or day. Every evaluation also saves a checkpoint",
+        help="interval of evaluations, each of which also saves a checkpoint; 0: once per epoch, or"
+        " per day with data.order = days",
     )
     batch_size: int = field(
         8192,
         unit="examples",
         at_least=1,
-        help="rounded up to whole groups of 512 on every device",
+        help="examples per batch of an evaluation; rounded up to a multiple of 512 on every device",
     )
     metric: str = field(
         "",
-        help="selects the best checkpoint, such as click/auc, or mean/auc over all tasks that have"
-        " it; empty: the loss of the first task",
+        help="metric that selects the best checkpoint, such as click/auc, or mean/auc over all"
+        " tasks that have it; empty: the loss of the first task",
     )
     early_stopping_patience: int = field(
         0,
@@ -363,7 +369,7 @@ class Watch:
         10.0,
         unit="standard deviations",
         at_least=0,
-        help="report losses above this many times the mean of earlier losses, from step 101 on;"
+        help="report a loss this many standard deviations above the running mean, from step 101 on;"
         " 0: never",
     )
     hang_seconds: float = field(
@@ -380,9 +386,12 @@ class Mesh:
     """Devices."""
 
     replicas: int = field(
-        1, unit="copies", at_least=1, help="copies of each split table; must divide the devices"
+        1,
+        unit="copies",
+        at_least=1,
+        help="copies of each split table; must divide the number of devices",
     )
-    devices: int = field(0, unit="devices", at_least=0, help="0: all")
+    devices: int = field(0, unit="devices", at_least=0, help="number of devices; 0: all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -401,13 +410,13 @@ class Config:
         at_least=0,
         help="examples per step, over all devices; 0: by the size of the data",
     )
-    num_steps: int = field(0, unit="steps", at_least=0, help="length; 0: by num_epochs")
+    num_steps: int = field(0, unit="steps", at_least=0, help="length of the run; 0: by num_epochs")
     num_epochs: float = field(
         0.0,
         unit="epochs",
         at_least=0,
-        help="length as passes over the training split; 0: by num_steps, or if that is also 0, by"
-        " the size of the data",
+        help="length of the run in passes over the training split; 0: by num_steps, or if that is"
+        " also 0, by the size of the data",
     )
     steps_per_execution: int = field(
         8,
@@ -442,8 +451,8 @@ class Config:
     )
     task_losses: Mapping[str, Any] = field(
         {},
-        help="task -> name of the loss to minimise, or a dict of name and settings; others: bce,"
-        " squared or poisson, by the kind of the task",
+        help="task -> name of the loss to minimise, or a dict of name and settings; tasks without"
+        " an entry: bce, squared or poisson, by their kind",
     )
     task_weights: tuple[float, ...] = field(
         (), at_least=0, help="weight of each task's loss in the sum; empty: all 1"
@@ -451,7 +460,7 @@ class Config:
     task_weighting: str = field(
         "fixed",
         choices=("fixed", "uncertainty"),
-        help="uncertainty: learned weights, beside task_weights",
+        help="fixed: task_weights; uncertainty: task_weights times learned weights",
     )
     ema_decay: float = field(
         0.0,
@@ -463,7 +472,7 @@ class Config:
     optim: Optim = field(Optim(), help="optimizers and learning rates")
     eval: Eval = field(Eval(), help="evaluation while training")
     checkpoint: Checkpoint = field(Checkpoint(), help="checkpoints")
-    watch: Watch = field(Watch(), help="watching the run")
+    watch: Watch = field(Watch(), help="supervision of the run")
     mesh: Mesh = field(Mesh(), help="devices")
 
     def check_run(self) -> None:

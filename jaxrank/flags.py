@@ -27,7 +27,7 @@ _THRESHOLDS = {
     "lost": "share of OLD's ids that NEW does not have",
     "missing": "change of the share of missing values, such as 0.01",
     "unknown": "change of the share of ids that the vocabulary lacks",
-    "mean": "shift of the mean of numbers, in deviations",
+    "mean": "shift of the mean of numbers, in standard deviations",
     "length": "relative change of the mean length of lists",
 }
 
@@ -133,7 +133,8 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--refit-scales",
         action="store_true",
-        help="with --vocabularies: fit means, deviations and bucket boundaries to the new data",
+        help="with --vocabularies: fit means, standard deviations and bucket boundaries to the new"
+        " data",
     )
     sub.add_argument(
         "--unlabelled",
@@ -210,7 +211,8 @@ def _train(sub: argparse.ArgumentParser) -> None:
         "--baseline",
         action="store_true",
         help="also fit scikit-learn's logistic regression to the training split, and compare the"
-        " model with it; its C is chosen on the validation split",
+        " model with it; its regularisation strength C is chosen on the validation"
+        " split",
     )
     sub.add_argument(
         "--profile-steps",
@@ -570,7 +572,7 @@ def _compare_data(sub: argparse.ArgumentParser) -> None:
         "thresholds", "the exit status is 1 if a feature exceeds one of them"
     )
     for name, meaning in _THRESHOLDS.items():
-        group.add_argument(f"--max-{name}", type=float, metavar="X", help=f"largest {meaning}")
+        group.add_argument(f"--max-{name}", type=float, metavar="X", help=f"maximum {meaning}")
 
 
 def _selftest(sub: argparse.ArgumentParser) -> None:
@@ -594,7 +596,8 @@ def _check_model(sub: argparse.ArgumentParser) -> None:
         "--topology",
         default="v3-8,h200-1",
         metavar="NAMES",
-        help="accelerators to compile for, whose compilers may be absent; default: v3-8,h200-1",
+        help="accelerators to compile for; those without an installed compiler are skipped;"
+        " default: v3-8,h200-1",
     )
     sub.add_argument(
         "--skip",
@@ -687,12 +690,13 @@ _VERBS: Mapping[str, _Verb] = {
         "jaxrank compare-data /data/day1 /data/day2 --max-psi=0.2 --max-missing=0.01",
     ),
     "selftest": _Verb(
-        "check devices, network, file system and resuming on the machines at hand",
+        "check devices, network, file system and resuming on these machines",
         _selftest,
         "jaxrank selftest --workdir=/mnt/jaxrank",
     ),
     "check-model": _Verb(
-        "check that a model is right on any batch and any number of devices, resumes and exports",
+        "check that a model gives the same result for any batch size and number of devices, resumes"
+        " and exports",
         _check_model,
         "jaxrank check-model --models=my_models.py --config=my_config.py",
     ),

@@ -140,7 +140,7 @@ class AdaGrad:
     initial_accumulator: float = field(
         0.1, help="initial value of the sums of squared gradients", at_least=0
     )
-    eps: float = field(1e-7, help="added under the root", at_least=0)
+    eps: float = field(1e-7, help="added under the square root", at_least=0)
 
     def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
         start = self.initial_accumulator
@@ -157,7 +157,7 @@ class Adam:
     )
     eps: float = field(
         1e-8,
-        help="added beside the root",
+        help="added to the square root",
         at_least=LEAST_EPS,
         hint="A smaller eps gives NaN for a gradient of 0. Increase it.",
     )

@@ -164,7 +164,9 @@ def _make_settings(function: Callable[..., Any]) -> type:
 class BinaryCrossEntropy:
     """Binary cross entropy of the smoothed label (1 - s) y + s / 2 (Szegedy et al. 2016)."""
 
-    label_smoothing: float = field(0.0, at_least=0, below=1, help="s, which moves labels to 1/2")
+    label_smoothing: float = field(
+        0.0, at_least=0, below=1, help="s, which moves labels towards 1/2"
+    )
 
     def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
         s = self.label_smoothing
@@ -179,7 +181,11 @@ class Focal:
     Its minimum is not at the probability of the label, so predictions are not calibrated.
     """
 
-    gamma: float = field(2.0, at_least=0, help="weakens examples that are predicted well; 0: bce")
+    gamma: float = field(
+        2.0,
+        at_least=0,
+        help="exponent; above 0, examples that are predicted well count less; 0: bce",
+    )
     alpha: float = field(
         0.0, at_least=0, below=1, help="weight of positives, 1 - alpha of negatives; 0: both 1"
     )

@@ -76,7 +76,7 @@ class AdaGrad:
     """
 
     initial_accumulator: float = field(0.1, help=_START, at_least=0)
-    eps: float = field(1e-7, help="added under the root", at_least=0)
+    eps: float = field(1e-7, help="added under the square root", at_least=0)
 
     def row_optimizer(self) -> RowOptimizer:
         def change(rows, slots, grads, learning_rate, step):
@@ -97,7 +97,7 @@ class RowwiseAdaGrad:
     """
 
     initial_accumulator: float = field(0.1, help=_START, at_least=0)
-    eps: float = field(1e-7, help="added under the root", at_least=0)
+    eps: float = field(1e-7, help="added under the square root", at_least=0)
 
     def row_optimizer(self) -> RowOptimizer:
         def change(rows, slots, grads, learning_rate, step):
@@ -129,7 +129,7 @@ class ProximalAdaGrad:
     """
 
     initial_accumulator: float = field(0.0, help=_START, at_least=0)
-    eps: float = field(1e-12, help="added under the root", at_least=0)
+    eps: float = field(1e-12, help="added under the square root", at_least=0)
     l2: float = field(0.0, help="penalty of l2 / 2 * w^2 in every step", at_least=0)
 
     def row_optimizer(self) -> RowOptimizer:
@@ -159,7 +159,7 @@ class LazyAdam:
     )
     eps: float = field(
         1e-8,
-        help="added beside the root",
+        help="added to the square root",
         at_least=LEAST_EPS,
         hint="A smaller eps gives NaN for a gradient of 0. Increase it.",
     )
@@ -180,7 +180,9 @@ class LazyAdam:
 
 @dataclasses.dataclass(frozen=True)
 class Ftrl:
-    """FTRL-proximal: w minimises z w + (s + l2) w^2 / 2 + l1 |w|, s = (beta + sqrt(n)) / rate.
+    """FTRL-proximal: w minimises z w + (s + l2) w^2 / 2 + l1 |w|.
+
+    s = (beta + sqrt(n)) / learning_rate.
 
     n sums squared gradients. z sums g - (s - s_previous) w, where s_previous is s at the last step
     that read the coordinate, so the learning rate may follow any schedule. Without l1 and l2 the
@@ -195,7 +197,9 @@ class Ftrl:
         McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
     """
 
-    beta: float = field(1.0, help="added to the root of the sum of squares", at_least=0)
+    beta: float = field(
+        1.0, help="added to the square root of the sum of squared gradients", at_least=0
+    )
     l1: float = field(0.0, help="factor of |w|", at_least=0)
     l2: float = field(0.0, help="factor of w^2 / 2", at_least=0)
 

@@ -36,8 +36,9 @@ class FactorizationMachine(nn.Module):
     scales: Mapping[str, float] = field(
         {},
         at_least=0,
-        help="feature of ids or lists -> factor of its vectors, 1 if absent; empty: the deviation"
-        " of its effects, estimated from the training labels",
+        help="categorical or ragged feature -> factor of its vectors, 1 without an entry; empty:"
+        " the standard deviation of the effects of each feature, estimated from the training"
+        " labels",
     )
     cross_scale: float = field(
         0.0, at_least=0, help="factor of the products of pairs; 0: computed from the scales"

@@ -53,7 +53,7 @@ def make_section(module: Any) -> type:
     initial_bias = field(
         {},
         help="task -> its output at the start of training, when all raw logits are 0: log-odds, log"
-        " of a count, or number. Others: the base rate of the training labels",
+        " of a count, or number. Without an entry: the base rate of the training labels",
     )
     entries.append(("initial_bias", Mapping[str, float], initial_bias))
     section = dataclasses.make_dataclass(module.__name__, entries, frozen=True)

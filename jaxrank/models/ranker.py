@@ -57,7 +57,8 @@ class Ranker(nn.Module):
     cross: str = field(
         "dcn_v2",
         choices=CROSSES,
-        help="the cross network. dcn_v2, dcn_v2_low_rank, dcn_mix, dcn, dlrm:; none",
+        help="cross network. dcn_v2: DCN-V2; dcn_v2_low_rank: DCN-V2 with low-rank matrices;"
+        " dcn_mix: DCN-Mix; dcn: DCN; dlrm: dot products as in DLRM; none: no cross network",
     )
     structure: str = field(
         "stacked", choices=STRUCTURES, help="tower after the cross layers, or parallel to them"
@@ -173,8 +174,8 @@ class Ranker(nn.Module):
     )
     sequences: Mapping[str, SequencePool] = field(
         {},
-        help="sequence, or ragged feature of combiner none -> its pool; others: a learned query per"
-        " feature",
+        help="sequence, or ragged feature of combiner none -> its pool; without an entry: a learned"
+        " query per feature",
     )
     task_mlp_units: tuple[int, ...] = field(
         (),

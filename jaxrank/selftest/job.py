@@ -56,7 +56,7 @@ def config(size: Size, devices: int, processes: int) -> ConfigDict:
     """Returns a config with dense, categorical and ragged features and two tasks.
 
     Args:
-        devices, processes: of the machines at hand.
+        devices, processes: their number on these machines.
     """
     tables = _TABLES[: size.tables]
     c = default()

@@ -35,7 +35,7 @@ _FILES = (
 class Files:
     """A source that reads files."""
 
-    kind: str = field(help="of the source")
+    kind: str = field(help="format of the files")
     files: Mapping[str, Any] = field({}, help=_FILES)
 
     def check(self, where: str) -> None:
@@ -56,11 +56,13 @@ class Csv(Files):
     """Delimited text with a header."""
 
     kind: str = field("csv", choices=("csv",), help="delimited text with a header")
-    delimiter: str = field(",", help="one ASCII character other than a quote or line ending")
+    delimiter: str = field(
+        ",", help="separator of the columns, one ASCII character other than a quote or line ending"
+    )
     null_values: tuple[str, ...] = field(
         (),
-        help=f"texts for missing values in addition to the empty one: at most {_MOST_NULLS} of at"
-        f" most {_LONGEST_NULL} letters",
+        help="texts that stand for a missing value, in addition to the empty one: at most"
+        f" {_MOST_NULLS}, each of at most {_LONGEST_NULL} characters",
     )
 
     escape: str = field(

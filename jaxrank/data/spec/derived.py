@@ -28,7 +28,7 @@ UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86_400}
 class DerivedSpec:
     """A column that other entries can name like a column of the raw data."""
 
-    name: str = field(help="of the new column, which the raw data must not have")
+    name: str = field(help="name of the new column, which the raw data must not have")
     kind: str = field(
         choices=tuple(_INPUTS),
         help="hour: 0 to 23, and weekday: 0 for Monday to 6, of a time; cross: one id for each"
@@ -39,14 +39,16 @@ class DerivedSpec:
     columns: tuple[str, ...] = field(
         non_empty=True,
         single=True,
-        help="of the raw data, or derived by an entry before; a text is a list of one",
+        help="columns of the raw data, or of earlier entries of `derived`; a text is a list of one",
     )
     zone: str = field(
         "UTC",
         read_when=("kind", ("hour", "weekday")),
         help="IANA time zone of hours and weekdays, such as Europe/Berlin",
     )
-    unit: str = field("hours", choices=tuple(UNITS), read_when=("kind", ("age",)), help="of an age")
+    unit: str = field(
+        "hours", choices=tuple(UNITS), read_when=("kind", ("age",)), help="unit of an age"
+    )
     boundaries: tuple[float, ...] = field(
         (), read_when=("kind", ("bucket",)), help="increasing numbers, compared as float32"
     )

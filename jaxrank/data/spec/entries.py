@@ -32,7 +32,7 @@ _MAX_BUCKETS = 2**16  # resolution of `QuantileSketch`
 _BINARY = ("kind", ("binary",))
 _COUNTED = ("encoding", ("vocabulary",))
 
-_COLUMNS = "columns or patterns of them; a text is a list of one"
+_COLUMNS = "columns, or patterns of columns; a text is a list of one"
 _TABLE = "the embedding table; empty: a table with the name of the column"
 _MIN_COUNT = "values with fewer examples on the training split and on earlier days are unknown"
 _MAX_VALUES = (
@@ -78,7 +78,7 @@ class TaskSpec:
         King & Zeng, Logistic Regression in Rare Events Data, 2001, for both corrections.
     """
 
-    name: str = field(help="of the task, in metrics and predictions; without '/'")
+    name: str = field(help="name of the task in metrics and predictions; without '/'")
     label: str = field(
         "",
         help="the column of labels. With `time` it is optional, and only defines where the label is"
@@ -87,8 +87,8 @@ class TaskSpec:
     kind: str = field(
         "binary",
         choices=KINDS,
-        help="of the labels, which may all be empty. binary: 0 or 1, or false or true; real: a"
-        " finite number; count: a whole number, 0 or more",
+        help="kind of the labels, any of which may be empty. binary: 0 or 1, or false or true;"
+        " real: a finite number; count: a whole number, 0 or more",
     )
     mask: str = field(
         "", help="a column: 0 or false where the label is unknown, 1 or true where it is known"
@@ -158,10 +158,11 @@ class DenseSpec:
     """Float columns."""
 
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
-    log: bool = field(False, help="sign(x) log(1 + |x|)")
+    log: bool = field(False, help="replaces a value x by sign(x) log(1 + |x|)")
     standardize: bool = field(
         False,
-        help="subtracts the mean and divides by the deviation of the training split, after `log`",
+        help="subtracts the mean and divides by the standard deviation of the training split, after"
+        " `log`",
     )
     missing_indicator: bool = field(
         False, help="adds a column '<name>:missing' that is 1 where the value is missing"
@@ -173,7 +174,9 @@ class DenseSpec:
         help="numbers in each cell of a list or text column. Each is a separate float, '<name>[0]'"
         " and so on",
     )
-    separator: str = field("", help="between the numbers of a text; a list in brackets needs none")
+    separator: str = field(
+        "", help="separator of the numbers in a text; a list in brackets needs none"
+    )
 
     @property
     def name(self) -> str:
@@ -231,9 +234,9 @@ class CategoricalSpec:
         unit="ids",
         at_least=1,
         read_when=("encoding", ENCODINGS),
-        help="ids in each cell; a text column separates them by `separator`",
+        help="number of ids in each cell; a text column separates them by `separator`",
     )
-    separator: str = field("", help="between the ids of a text")
+    separator: str = field("", help="separator of the ids in a text")
     brackets: str = field("error", choices=BRACKETS, help=_BRACKETS)
     salt: str = field("", read_when=("encoding", ("hash",)), help=_SALT)
     on_bad_id: str = field(
@@ -249,8 +252,8 @@ class CategoricalSpec:
         0,
         unit="buckets",
         read_when=("encoding", ("bucket",)),
-        help="in place of `boundaries`: number of buckets with about equally many examples of the"
-        " training split. There are fewer if single values are frequent",
+        help="number of buckets, instead of `boundaries`. Each has about equally many examples of"
+        " the training split. There are fewer if single values are frequent",
     )
 
     def check(self, where: str) -> None:
@@ -289,7 +292,7 @@ class RaggedSpec:
 
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
     table: str = field("", help=_TABLE)
-    separator: str = field("|", help="between the ids of a text")
+    separator: str = field("|", help="separator of the ids in a text")
     brackets: str = field("error", choices=BRACKETS, help=_BRACKETS)
     padding: tuple[str, ...] = field(
         (),
@@ -305,7 +308,8 @@ class RaggedSpec:
     weight_separator: str = field(
         "",
         read_when=("combiner", ("sum", "mean", "sqrtn")),
-        help="in place of `weights`: between each id and its weight, as ':' in 12:0.5|13:2",
+        help="separator of an id and its weight in a text, as ':' in 12:0.5|13:2; instead of"
+        " `weights`",
     )
     combiner: str = field(
         "mean",
@@ -314,10 +318,13 @@ class RaggedSpec:
         " positions",
     )
     max_length: int = field(
-        0, unit="ids", at_least=0, help="of a list; 0: no limit, not allowed with combiner none"
+        0,
+        unit="ids",
+        at_least=0,
+        help="maximum length of a list; 0: no limit. At least 1 with combiner none",
     )
     on_overlong: str = field(
-        "error", choices=("error", "truncate"), help="policy for a longer list"
+        "error", choices=("error", "truncate"), help="policy for a list above max_length"
     )
     keep: str = field(
         "first",

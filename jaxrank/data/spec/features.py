@@ -81,8 +81,8 @@ class FeatureSpec:
     time_format: str = field(
         "",
         choices=("", *TIME_UNITS, *CALENDAR_FORMS),
-        help="of numbers, and text of digits, in columns of times: a unit of the time since 1970,"
-        " or the digits of a date. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;"
+        help="format of numbers and digits in columns of times: a unit of the time since 1970, or"
+        " the digits of a date. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;"
         " others are rejected",
     )
     group: str = field(

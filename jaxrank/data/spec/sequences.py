@@ -21,12 +21,12 @@ class SequenceSpec:
     lists begin with the newest event.
     """
 
-    name: str = field(help="of the sequence, for model.sequences")
+    name: str = field(help="name of the sequence, for model.sequences")
     columns: tuple[str, ...] = field(
         non_empty=True,
         single=True,
-        help="of entries of `ragged` with combiner='none' and equal `max_length`; a text is a list"
-        " of one",
+        help="columns of entries of `ragged` with combiner='none' and equal `max_length`; a text is"
+        " a list of one",
     )
     order: str = field(choices=ORDERS, help="the order of the events in the raw lists")
     time: str = field(

@@ -14,9 +14,9 @@ _MOST_ROWS = 2**31 - 1  # of a table
 class ListShape:
     """A column of lists."""
 
-    rows: int = field(help="of its table", unit="rows", at_least=1, at_most=_MOST_ROWS)
-    mean_length: float = field(help="of a list", unit="ids", above=0)
-    weighted: bool = field(False, help="gives ids weights")
+    rows: int = field(help="rows of its table", unit="rows", at_least=1, at_most=_MOST_ROWS)
+    mean_length: float = field(help="mean length of a list", unit="ids", above=0)
+    weighted: bool = field(False, help="adds a column with a weight per id")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,28 +26,34 @@ class Arguments:
     rows: Mapping[str, int] = field(
         help="number of rows of each split", unit="rows", at_least=0, non_empty=True
     )
-    seed: int = field(help="of the planted effects and of the rows", at_least=0)
+    seed: int = field(help="seed of the true effects and the rows", at_least=0)
     kind: str = field("synthetic", choices=("synthetic",), help="generated data")
-    dense: int = field(13, help="number of float columns", at_least=0)
+    dense: int = field(13, help="number of dense features", at_least=0)
     missing: float = field(
-        0.1, help="fraction of missing values in the odd float columns", at_least=0, below=1
+        0.1, help="fraction of missing values in odd-numbered dense features", at_least=0, below=1
     )
     categorical: tuple[int, ...] = field(
-        (), help="rows of the table of each id column", unit="rows", at_least=1, at_most=_MOST_ROWS
+        (),
+        help="rows of the table of each categorical feature",
+        unit="rows",
+        at_least=1,
+        at_most=_MOST_ROWS,
     )
-    exponent: float = field(1.05, help="of the power law of ids", at_least=0)
-    ragged: tuple[ListShape, ...] = field((), help="columns of lists")
+    exponent: float = field(1.05, help="exponent of the power law of ids", at_least=0)
+    ragged: tuple[ListShape, ...] = field((), help="ragged features")
     history_items: int = field(
         0,
-        help="items of candidates and of their histories; 0: neither",
+        help="number of candidate items; 0: no candidates or histories",
         unit="rows",
         at_least=0,
         at_most=_MOST_ROWS,
     )
     history_categories: int = field(
-        50, help="categories, each of equally many items", unit="categories", at_least=2
+        50, help="number of categories, with equally many items each", unit="categories", at_least=2
     )
-    history_length: int = field(16, help="maximum number of events", unit="events", at_least=1)
+    history_length: int = field(
+        16, help="maximum number of events in a history", unit="events", at_least=1
+    )
     history_share: float = field(
         0.5,
         help="fraction of the logits' variance that the candidate's similarity to the history"
@@ -73,25 +79,30 @@ class Arguments:
     )
     click_rate: float = field(0.25, help="average probability of a click", above=0, below=1)
     conversion_rate: float = field(
-        0.3, help="average probability of a conversion of a click", above=0, below=1
+        0.3, help="average probability that a click converts", above=0, below=1
     )
     days: int | Mapping[str, int] = field(
         0,
-        help="days of every split, or of each split by name, that its rows cover; 0: no times",
+        help="number of days that the rows of every split cover, or of each split by name; 0: no"
+        " times",
         unit="days",
         at_least=0,
     )
     first_day: Mapping[str, int] = field(
-        {}, help="of splits, by name, counted from 2024-01-01; default: 0", unit="days", at_least=0
+        {},
+        help="first day of each split, in days since 2024-01-01; splits without an entry: 0",
+        unit="days",
+        at_least=0,
     )
     drift: float = field(
         0.0,
-        help="standard deviations that intercept and effects move over a day",
+        help="standard deviation of the change per day of intercept and effects, relative to that"
+        " of the logits; 0: no change",
         at_least=0,
     )
     delay_hours: float = field(
         0.0,
-        help="mean of the exponential time from a click to its conversion; 0: no such column",
+        help="mean of the exponential time from a click to its conversion; 0: no conversion_time",
         unit="hours",
         at_least=0,
     )

@@ -30,9 +30,9 @@ class SequencePool:
 
     pool: str = field(
         choices=POOLS,
-        help="target_attention: a sum weighted by a tower that compares each event with the"
-        " candidate (DIN); mean; learned_query: attention by a trained query; transformer: causal"
-        " self-attention, read at the newest event",
+        help="pooling of the events. target_attention: a sum weighted by a tower that compares each"
+        " event with the candidate (DIN); mean: their mean; learned_query: attention by a trained"
+        " query; transformer: causal self-attention, read at the newest event",
     )
     candidate: Mapping[str, str] = field(
         {},
@@ -50,20 +50,26 @@ class SequencePool:
         help="widths of the tower of target_attention",
     )
     layers: int = field(
-        1, at_least=1, at_most=64, read_when=_TRANSFORMER, unit="layers", help="of the transformer"
+        1,
+        at_least=1,
+        at_most=64,
+        read_when=_TRANSFORMER,
+        unit="layers",
+        help="number of layers of the transformer",
     )
     heads: int = field(
         2,
         at_least=1,
         read_when=_TRANSFORMER,
         unit="heads",
-        help="of the transformer; they must divide the sum of the dimensions of the features",
+        help="number of attention heads of the transformer; must divide the sum of the dimensions"
+        " of the features",
     )
     positions: bool = field(
         True,
         read_when=_TRANSFORMER,
-        help="adds a trained vector per position; the ages of events are a feature of the sequence"
-        " (features.sequences.ages)",
+        help="adds a trained vector per position; for the ages of events set"
+        " features.sequences.ages",
     )
 
     def check(self, where: str) -> None:
