@@ -1,7 +1,7 @@
-"""Confidence intervals of the mean, the deviation and paired differences of metrics over runs.
+"""Confidence intervals of metrics over runs: mean, standard deviation and paired differences.
 
-`intervals` has those over the examples of one run. The ones below assume that runs are independent
-and that their metrics have a normal distribution.
+See `intervals` for intervals over the examples of one run. The intervals of this module assume that
+runs are independent and that their metrics have a normal distribution.
 """
 
 import math
@@ -37,7 +37,7 @@ def mean(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     return Interval(center, center - float(width), center + float(width))
 
 
-def deviation(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
+def standard_deviation(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     """Returns the sample's standard deviation with its interval by chi-square.
 
     (n - 1) s^2 / sigma^2 has a chi-square distribution of n - 1 degrees of freedom.
@@ -45,10 +45,10 @@ def deviation(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     x = np.asarray(values, np.float64)
     if x.size < 2:
         return Interval(math.nan, math.nan, math.nan)
-    free = x.size - 1
+    degrees_of_freedom = x.size - 1
     sample = float((x - x[0]).std(ddof=1))  # of equal values exactly 0
     low, high = (
-        sample * math.sqrt(free / float(stats.chi2.ppf(p, free)))
+        sample * math.sqrt(degrees_of_freedom / float(stats.chi2.ppf(p, degrees_of_freedom)))
         for p in ((1 + confidence) / 2, (1 - confidence) / 2)
     )
     return Interval(sample, low, high)
@@ -57,6 +57,7 @@ def deviation(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
 def paired(values: ArrayLike, others: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     """Returns the mean difference `values` - `others` of pairs, such as of runs with equal seeds.
 
-    The interval is Student's of the differences, without what the two of a pair have in common.
+    The interval is Student's of the differences. Variation that both runs of a pair share cancels
+    out.
     """
     return mean(np.subtract(values, others), confidence)

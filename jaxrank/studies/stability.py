@@ -155,7 +155,7 @@ def _table(
             values = _values(results, name)
             if not values:
                 continue
-            deviation = run_intervals.deviation(values)
+            deviation = run_intervals.standard_deviation(values)
             rows.append(
                 (
                     "asynchronous" if group.workers else "synchronous",
@@ -188,7 +188,7 @@ def _panels(by_group: Mapping[Group, list[RunResult]], names: Sequence[str]) -> 
             )
         panels.append(Panel(f"{name}, one point per run", "", name, series))
     deviations = {
-        group.label: run_intervals.deviation(_values(results, names[0]))
+        group.label: run_intervals.standard_deviation(_values(results, names[0]))
         for group, results in by_group.items()
         if len(_values(results, names[0])) > 1
     }
@@ -224,7 +224,7 @@ def _conclusion(by_group: Mapping[Group, list[RunResult]], names: Sequence[str])
     name = names[0]
 
     def text(group: Group) -> str:
-        return run_intervals.deviation(_values(by_group[group], name)).text(".2g")
+        return run_intervals.standard_deviation(_values(by_group[group], name)).text(".2g")
 
     first = (
         f"The deviation of {name} between synchronous runs with several seeds is"
@@ -254,5 +254,8 @@ def _equal(holds: bool) -> str:
 
 
 STUDY = Study(
-    "stability", "deviation of the result between runs, synchronous and asynchronous", Options, runs
+    "stability",
+    "standard deviation of the result between runs, synchronous and asynchronous",
+    Options,
+    runs,
 )

@@ -24,6 +24,6 @@ def test_pairs_cancel_what_they_have_in_common():
 def test_one_value_has_no_interval():
     assert run_intervals.mean([2.0])[0] == 2
     assert np.isnan(run_intervals.mean([2.0])[1:]).all()
-    assert np.isnan(run_intervals.deviation([2.0])).all()
+    assert np.isnan(run_intervals.standard_deviation([2.0])).all()
     assert run_intervals.mean([2.0]).text(".2f", "%") == "2.00%"
     assert run_intervals.Interval(0.5, -0.1, 1.1).text() == "+0.5 (-0.1 to +1.1)"
