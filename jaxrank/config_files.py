@@ -48,7 +48,7 @@ def _override(config: ConfigDict, override: str) -> ConfigDict:
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         text = error.args[0] if error.args else error
         if isinstance(error, KeyError | IndexError):
-            text = f"no such field or element: {text}"
+            text = f"must be a field or element of the config: found none ({text})."
         elif isinstance(error, TypeError) and "indices must be integers" in str(text):
             text = "entries of a list have numbers: give one, such as features.ragged[0].columns."
         text = str(text).removeprefix(f"flag {override}: ")
@@ -90,11 +90,17 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
             return True
         name = part.split("[")[0]
         if name not in section:
-            raise no_such_field(where.removesuffix("."), name, list(section))
+            raise no_such_field(where.removesuffix("."), name, _declared(section, where))
         section, where = section[name], f"{where}{name}."
         if not isinstance(section, ConfigDict):
             break
     return False
+
+
+def _declared(section: ConfigDict, where: str) -> list[str]:
+    """Returns the fields that a section has or accepts."""
+    of_source = registry.fields(section.get("kind")) if where == "source." else ()
+    return list({*section, *of_source})
 
 
 def _is_of_source(config: ConfigDict, path: str) -> bool:
@@ -199,8 +205,8 @@ def override_flags(overrides: Mapping[str, Any]) -> list[str]:
 def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
     """A sentence with the lines of a config file that name the field a message begins with; empty
     if there are none, or the command line sets it."""
-    field = re.match(r"(?:no such field: )?([\w.\[\]]+)", message)
-    name = re.findall(r"[^\W\d]\w*", field[1])[-1:] if field else []
+    field = re.match(r"[\w.\[\]]+", message)
+    name = re.findall(r"[^\W\d]\w*", field[0])[-1:] if field else []
     if not name or any(name[0] in override for override in overrides):
         return ""
     file = str(path).partition(".py:")[0].removesuffix(".py") + ".py"

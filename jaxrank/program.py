@@ -274,7 +274,8 @@ def check_batch(field: str, batch_size: int, group: int, devices: int) -> None:
     """Raises InputError unless batches of this size can be split over this number of devices."""
     if batch_size % devices:
         raise InputError(
-            f"{field}: must divide over all devices: found {field}={batch_size}, {devices} devices."
+            f"{field}: must be a multiple of the number of devices: found {field}={batch_size},"
+            f" {devices} devices."
         )
     if (batch_size // devices) % group:
         raise InputError(

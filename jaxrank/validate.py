@@ -38,6 +38,7 @@ TABLE_DTYPES = ("float32", "bfloat16", "int8")  # --tables of export
 GROWTH = ("strong", "weak")  # --scaling: the batch stays, or grows with the devices
 LEAST_EPS = 1e-37  # minimum eps of Adam: smaller numbers are 0 in float32
 MOST_DECAY = 0.99999  # maximum b1 and b2 of Adam: above it 1 - b has an error over 1% in float32
+_SIMILARITY = 0.5  # minimum similarity of a name that `nearest` suggests, from 0 to 1
 
 
 class Variants(NamedTuple):
@@ -235,18 +236,28 @@ def check_choice(field: str, value: object, allowed: Iterable[str], hint: str = 
 
 
 def no_such_field(where: str, name: str, fields: Iterable[str]) -> InputError:
-    """Returns the error for an unknown field of a section that has `fields`."""
+    """Returns the error for an unknown field of a section.
+
+    Args:
+        fields: all declared fields of the section.
+    """
     if new := renames.now(where, name):
         return InputError(f"{_join(where, name)} is now {_join(where, new)}.")
-    similar = difflib.get_close_matches(str(name), list(fields), 1)
-    hint = f" Did you mean {_join(where, similar[0])}?" if similar else ""
-    known = "" if similar else f" There are {', '.join(sorted(fields)) or 'none'}."
-    return InputError(f"no such field: {_join(where, name)}.{hint}{known}")
+    known = sorted(fields)
+    similar = difflib.get_close_matches(str(name), known, 1)
+    hint = f"The fields are {', '.join(known)}." if known else "There are no fields."
+    if similar:
+        hint = f"Did you mean {_join(where, similar[0])}?"
+    must = f"must be a field of {where or 'the config'}"
+    return InputError(f"{_join(where, name)}: {must}: found no such field. {hint}")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """Returns the known names nearest to `name` as text, such as "; the nearest is 'b'"."""
-    close = difflib.get_close_matches(name, sorted(known), n=count, cutoff=0.0)
+    """Returns the known names near `name` as text, such as "; the nearest is 'b'".
+
+    The text is empty if no name is near.
+    """
+    close = difflib.get_close_matches(name, sorted(known), n=count, cutoff=_SIMILARITY)
     if not close:
         return ""
     return f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(map(repr, close))}"

@@ -97,7 +97,7 @@ def test_each_task_has_its_own_loss():
         ({"click": "mine"}, "found 'mine'. A file that registers a loss is given by --models"),
         ({"click": "squared"}, "task_losses.click: must be one of 'bce', .*kind 'binary'"),
         ({"price": {"name": "bce"}}, "task_losses.price: must be one of 'squared': found 'bce'"),
-        ({"click": {"name": "focal", "gama": 1}}, "task_losses.click.gama. Did you mean .*gamma"),
+        ({"click": {"name": "focal", "gama": 1}}, "task_losses.click.gama: .*Did you mean .*gamma"),
         ({"click": {"label_smoothing": 1}}, "task_losses.click.label_smoothing: must be .*below 1"),
         ({"click": 3}, "task_losses.click: must be the name of a loss, or a dict"),
     ],

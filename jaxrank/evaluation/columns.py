@@ -27,6 +27,7 @@ DAY, HOUR = "day", "hour"  # of `features.time` (UTC), unless a column has that 
 UNKNOWN = "(unknown)"  # a value that is not in the vocabulary of the store
 _BUCKETS = 10  # of a dense feature
 _MOST_BUCKETS = 1000
+_MOST_LISTED = 6  # names of columns or features in a message
 _LARGEST = float(np.finfo(np.float32).max)
 _IN_BUCKETS = re.compile(r"(.+)/(\d+)")
 
@@ -88,7 +89,7 @@ def column_names(store: Store, split: Split, by: str, flag: str) -> list[str]:
     names = [name.strip() for name in by.split(",")]
     if "" in names or len(set(names)) < len(names):
         raise InputError(
-            f"{flag}: must name columns, each once, with commas between: found {by!r}."
+            f"{flag}: must name columns, each once, separated by commas: found {by!r}."
         )
     return names
 
@@ -134,13 +135,19 @@ def _reader(
         reader = _feature_reader(store, inner, buckets, name)
         if reader is not None and not any(f.name == inner for f in store.schema.categorical):
             return reader
-    special = f" {DAY!r}" * bool(split.days or times in kept) + f" {HOUR!r}" * (times in kept)
-    special = special and f", or{special}"
+    features = _features(store)
+    forms = [f"a stored column ({_listed(kept)})", f"a feature ({_listed(features)})"]
+    forms += [DAY] * bool(split.days or times in kept) + [HOUR] * (times in kept)
     raise InputError(
-        f"{flag}: must be one of the columns that {split.path} keeps, {kept or 'none'}, one of its"
-        f" features, {_features(store)}{special}, or numbers in 2 to {_MOST_BUCKETS:,} buckets,"
-        f" such as 'price/20': found {name!r}{nearest(name, {*kept, *_features(store)}, 3)}."
+        f"{flag}: must be {', '.join(forms)}, or numbers in 2 to {_MOST_BUCKETS:,} buckets, such as"
+        f" price/20: found {name!r}{nearest(name, {*kept, *features}, 3)}."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns the first names as text."""
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return (", ".join(names[:_MOST_LISTED]) + more) or "there are none"
 
 
 def _feature_reader(

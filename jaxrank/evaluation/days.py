@@ -92,10 +92,10 @@ def plan_evaluations(
         by_step[num_steps] = (unseen + later)[:1]
     if 0 in by_step:
         raise InputError(
-            f"data.valid = {NEXT_DAY!r}: the first day of {train!r}, {days[0]}, must"
-            f" fill an execution of batch_size * steps_per_execution = {batch_size * execution:,}"
-            f" examples"
-            f" before {by_step[0][0]} begins. Set either lower, or begin data.train at a later day."
+            f"data.valid = {NEXT_DAY!r}: the first day of {train!r}, {days[0]}, must fill an"
+            f" execution of batch_size * steps_per_execution = {batch_size * execution:,} examples"
+            f" before {by_step[0][0]} begins: found {first_steps[1] * batch_size:,} examples in"
+            " whole steps. Reduce one of them, or start data.train at a later day."
         )
     if not by_step:
         raise InputError(

@@ -79,7 +79,7 @@ def follow(
             step = newer
             metrics = _metrics(run, step)
             if metrics is None:
-                report(f"step {step}: deleted before it could be read")
+                report(f"step {step}: checkpoint deleted before it was evaluated")
                 continue
             evaluations.append({"step": step, "metrics": metrics})
             writer.write(step, flatten_metrics(metrics), kind="follow")

@@ -79,7 +79,7 @@ def results(
         "largest difference": checked.parity.difference,
     }
     if checked.parity.rounding is not None:
-        comparison["largest difference to the precision of the training"] = checked.parity.rounding
+        comparison["largest difference from training precision"] = checked.parity.rounding
     facts: dict[str, dict[str, Any]] = {"Comparison with the trained program": comparison}
     if checked.rounding:
         facts[f"Change by {tables} tables, on the validation data"] = {

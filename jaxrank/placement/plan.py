@@ -191,8 +191,8 @@ def plan_list_room(config: ConfigDict, data: PlanInputs, report: Report) -> List
     for name, ids in lists.capacities.items():
         report(
             f"Packed lists of {name}: capacity {ids:,} ids per {lists.group} examples, estimated"
-            f" from a sample: the mean and {config.data.list_slack:g} deviations. Training measures"
-            " the largest group in its store"
+            f" from a sample: the mean plus {config.data.list_slack:g} standard deviations."
+            " Training measures the largest group in its store"
         )
     return lists
 

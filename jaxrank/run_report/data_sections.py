@@ -124,9 +124,9 @@ def drift(runs: Sequence[RunReport]) -> list[Markup]:
     if not parts:
         return [note("There are no two splits with statistics.")]
     text = (
-        "The largest change of each feature: of the mean in deviations, of the share of missing,"
-        " unknown or empty values, or of the mean length relative to the first. 0 is none; above"
-        " 0.1 is large."
+        "The largest change of each feature: of the mean in standard deviations, of the share of"
+        " missing, unknown or empty values, or of the mean length relative to the first. 0 is none;"
+        " above 0.1 is large."
     )
     return [note(text), *parts]
 

@@ -218,7 +218,8 @@ def _conclusion(
     count = f"{unclear} of {len(order)} intervals contain 0"
     first = f"{text(order[0])}; {count}."
     if len(order) > 1:
-        first = f"{text(order[0])}, the most of {len(order)} groups; {count}. {text(order[-1])}."
+        effect = f"the largest effect of {len(order)} groups"
+        first = f"{text(order[0])}, {effect}; {count}. {text(order[-1])}."
     return [
         first,
         f"An interval of {run_intervals.CONFIDENCE:.0%} is for one group alone: of many groups"

@@ -140,7 +140,7 @@ def _entries(kind: type, text: str) -> tuple[Any, ...]:
         return tuple(kind(entry.strip()) for entry in text.split(",") if entry.strip())
     except ValueError as error:
         kinds = {int: "whole numbers", float: "numbers"}
-        must = f"must be {kinds[kind]} with commas between them: found {text!r}"
+        must = f"must be {kinds[kind]} separated by commas: found {text!r}"
         raise argparse.ArgumentTypeError(must) from error
 
 
@@ -211,7 +211,7 @@ def _check_devices(execution: executor.Executor, jobs: int) -> None:
         raise InputError(present.error)
     if present.values["platform"] != "cpu":
         raise InputError(
-            f"--jobs: must be 1, because a process takes the devices for itself: found {jobs}, with"
+            f"--jobs: must be 1, because one process uses all accelerators: found {jobs}, with"
             f" {present.values['count']} x {present.values['kind']}. Set --jobs=1, or"
             " JAX_PLATFORMS=cpu."
         )

@@ -50,14 +50,14 @@ def _cells(column: Column, context: Mapping[str, Any], by_column: Mapping[str, _
     name = column.name
     if name in context and name in by_column:
         must = "given once, in the context or with the candidates"
-        raise RequestError(name, None, must, "it in both")
+        raise RequestError(name, None, must, "in both")
     if name in context:
         if column.source == "candidate":
-            raise RequestError(name, None, "given with each candidate", "it in the context")
+            raise RequestError(name, None, "given with each candidate", "in the context")
         return Cells([context[name]], column, True)
     if name in by_column:
         if column.source == "context":
-            raise RequestError(name, 0, "given in the context", "it with the candidates")
+            raise RequestError(name, 0, "given in the context", "with the candidates")
         values, absent = by_column[name]
         if absent:
             if column.required:

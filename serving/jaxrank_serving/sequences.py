@@ -142,7 +142,7 @@ def _moments(
         cells.reject(int(missing[0]), _MUST_TIME)
     if columns[sequence.time].is_context and not cells.is_context:
         must = f"given in the context, as {sequence.time} is"
-        raise RequestError(sequence.example_time, None, must, "it with the candidates")
+        raise RequestError(sequence.example_time, None, must, "with the candidates")
     return np.broadcast_to(moments, events.lengths.shape)
 
 

@@ -376,7 +376,7 @@ def test_counts_by_products_are_those_of_a_cumsum(size):
 def test_unknown_rule_and_unknown_setting_are_named():
     with pytest.raises(InputError, match="optim.tables.name: must .*'adam9'"):
         make_row_optimizer("adam9")
-    with pytest.raises(InputError, match="no such field: optim.tables.settings.beta7"):
+    with pytest.raises(InputError, match="optim.tables.settings.beta7: must be a field"):
         make_row_optimizer("sgd", beta7=1)
     with pytest.raises(InputError, match="settings.eps: must .* 0: found -5"):
         make_row_optimizer("adagrad", eps=-5)

@@ -200,7 +200,7 @@ def test_a_run_that_ends_within_a_day_is_scored_on_the_next_one():
         (
             (7, 40),
             8,
-            r"2024-05-01, must .* = 8 examples before 2024-05-02",
+            r"2024-05-01, must .* = 8 examples before 2024-05-02 .*found 6",
         ),
         ((40,), 20, r"'train' has only 2024-05-01"),
     ],

@@ -96,7 +96,7 @@ def test_a_checkpoint_that_is_deleted_before_it_is_read_is_left_out(whole, tmp_p
     lines = []
     result = follow(str(tmp_path / "run"), report=lines.append)
     assert [e["step"] for e in result.evaluations] == [16]
-    assert lines[0] == "step 8: deleted before it could be read"
+    assert lines[0] == "step 8: checkpoint deleted before it was evaluated"
 
 
 def test_checkpoints_that_are_deleted_while_orbax_looks_are_no_end(whole, unfinished, monkeypatch):

@@ -111,7 +111,7 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
 
 
 def test_what_cannot_be_a_column_is_named(run, monkeypatch):
-    with pytest.raises(InputError, match=r"--by: must .*'c1', 'p_click'.* found 'day'"):
+    with pytest.raises(InputError, match=r"--by: must .*c1, p_click.* found 'day'"):
         evaluate.evaluate(str(run[0]), by="day")
     monkeypatch.setattr(slices, "MOST", 3)
     with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*: found 1,000"):
@@ -213,9 +213,9 @@ def test_features_hours_and_buckets_can_be_sliced_and_combined(tmp_path):
         assert buckets[raw["price"].argmin()].startswith("less than ")
     for by, message in (
         ("price/1", r"numbers in 2 to 1,000 buckets.*found 'price/1'"),
-        ("device,", r"with commas between: found 'device,'"),
-        ("device,device", r"each once, with commas between"),
-        ("none", r"'time'\], one of its features, \['price', .*, 'tags'\], or 'day' 'hour'"),
+        ("device,", r"separated by commas: found 'device,'"),
+        ("device,device", r"each once, separated by commas"),
+        ("none", r"must be a stored column \(.*time\), a feature \(price, .*tags\), day, hour, or"),
     ):
         with pytest.raises(InputError, match=message):
             values(by)

@@ -136,7 +136,7 @@ UNSUPPORTED = {
         lambda x, i: jnp.ones((4, 4)).at[i[:, :1], i[:, 1:2]].get(mode="clip"),
     ),
     "constant places": (
-        r"gather at places outside of 0 to 2 has no",
+        r"gather at indices outside 0 to 2 has no",
         lambda x, i: x.at[:, jnp.array([0, 7])].get(mode="fill"),
     ),
     "computed places": (

@@ -574,7 +574,7 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
         ),
         (dict(multitask="mmoe", task_experts=8), r"task_experts is read only where .*'ple'.*8"),
         (dict(multitask="mmoe", levels=8), r"levels is read only where .*'ple'.*8.*'mmoe'"),
-        (dict(layers=2), r"no such field: model.layers. Did you mean model.cross_layers"),
+        (dict(layers=2), r"model.layers: must be a field .*Did you mean model.cross_layers"),
         (dict(tasks=0), r"tasks, at least 1: found 0"),
     ],
 )

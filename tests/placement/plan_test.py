@@ -349,7 +349,7 @@ def test_without_a_store_only_generated_data_can_be_planned():
         ),
         (
             ("--topology=v3-8", "--config.source.kind=csv"),
-            r"no such field: source\..*delimiter, .*files, kind",
+            r"source\..*: must be a field.*delimiter, .*files, kind",
         ),
         (
             ("--topology=v3-8", "--config.data.train=x"),

@@ -558,10 +558,10 @@ def test_list_column_of_another_type(tmp_path):
 @pytest.mark.parametrize(
     ("features", "parts"),
     [
-        (dict(denes=FLOATS), ["no such field: features.denes", "features.dense"]),
+        (dict(denes=FLOATS), ["features.denes: must be a field", "features.dense"]),
         (
             dict(dense=[dict(columns="price", logs=True)]),
-            ["no such field: features.dense[0].logs", "features.dense[0].log?"],
+            ["features.dense[0].logs: must be a field", "features.dense[0].log?"],
         ),
         (
             dict(dense=[dict(columns="price", log=1)]),
@@ -681,8 +681,8 @@ def test_bad_features_section(tmp_path, features, parts):
     ("source", "parts"),
     [
         (dict(kind="cvs"), ["source.kind", "found 'cvs'"]),
-        (dict(kind="csv", flies={}), ["no such field: source.flies", "source.files"]),
-        (dict(kind="synthetic", rowz=3), ["no such field: source.rowz", "source.rows"]),
+        (dict(kind="csv", flies={}), ["source.flies: must be a field", "source.files"]),
+        (dict(kind="synthetic", rowz=3), ["source.rowz: must be a field", "source.rows"]),
         (dict(kind="synthetic", seed=3), ["source.rows is missing"]),
         (dict(kind="csv", files={}), ["source.files: must be a dict of split names"]),
         (dict(kind="csv", files=dict(train=[])), ["source.files.train: must have at least one"]),

@@ -120,7 +120,7 @@ class _Ids:
             example, i = np.argwhere(too_long)[0].tolist()
             places = self._lengths[i]
             raise InputError(
-                f"Example {example} of the batch: the list {self._names[i]!r} must have at"
+                f"Example {example} of the batch: the feature {self._names[i]!r} must have at"
                 f" most {places} ids, as many as its sequence has places: found"
                 f" {lengths[example, i]}."
                 f" Prepare the data again with max_length={places}."

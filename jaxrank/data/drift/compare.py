@@ -89,7 +89,8 @@ def compare_data(
         if first.hash_key != second.hash_key:
             raise InputError(
                 f"{second.path}: must have been prepared with the same --hash-key-file as"
-                f" {first.path}, or both without one, so that their values can be compared."
+                f" {first.path}, or both without one, so that their values can be compared: found"
+                " another key."
             )
     counts = []
     for side in (first, second):

@@ -153,7 +153,7 @@ def _check_corrected(chunk: Chunk, task: TaskSpec, weights: np.ndarray) -> None:
     if task.negative_rate_column:
         column, dividend = read_column(chunk, task.negative_rate_column), task.weight or "1"
         column.reject(bad, f"a rate by which {dividend} can be divided to give a finite float32")
-    must = f"a weight that divided by negative_rate={task.negative_rate} is a finite float32"
+    must = f"a weight that is a finite float32 after division by negative_rate={task.negative_rate}"
     read_column(chunk, task.weight).reject(bad, must)
 
 

@@ -59,8 +59,8 @@ def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.nda
         buckets = store.spec.buckets[entry.name]
         if buckets != entry.buckets:
             raise InputError(
-                f"{store.path}: the id {entry.name!r} must have buckets={entry.buckets} as in the"
-                f" config, so that its boundaries can be reused: found buckets={buckets}. Set"
+                f"{store.path}: the feature {entry.name!r} must have buckets={entry.buckets} as in"
+                f" the config, so that its boundaries can be reused: found buckets={buckets}. Set"
                 " `buckets` as it was."
             )
         boundaries[entry.name] = np.asarray(fitted[entry.name], np.float64)

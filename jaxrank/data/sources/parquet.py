@@ -88,7 +88,7 @@ class ParquetSource:
             if name in used and name in first[1].names:
                 raise InputError(
                     f"{first[0]}, column {name}: must be in the file or in the names of its"
-                    " directories: found it in both."
+                    " directories: found in both."
                 )
         names = [name for name in first[1].names if name in used]
         for path, schema in others:

@@ -84,7 +84,8 @@ def check_extends(store: Store, table: Table) -> None:
     if not store.extends(table):
         raise InputError(
             f"{store.path}: must hold the vocabulary of {table.name!r} that the earlier run was"
-            " trained with, to match rows by value, but it has been prepared again."
+            " trained with, to match rows by value: found a different vocabulary. Use the store"
+            " of the earlier run."
         )
 
 

@@ -57,7 +57,7 @@ def check(
     compared = parity.compare(scorer, raw, reference, run.schema, tables)
     report(f"Largest difference of {compared.rows:,} raw rows: {compared.difference:.2g}")
     if compared.rounding is not None:
-        report(f"Largest difference to the precision of the training: {compared.rounding:.2g}")
+        report(f"Largest difference from training precision: {compared.rounding:.2g}")
     latency = {}
     if stand_in is None:
         latency = parity.latency(Scorer(bundle, hash_key=key), raw)

@@ -76,7 +76,7 @@ def _checked(graph: Graph, producer: str) -> onnx.ModelProto:
         onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     except Exception as error:  # both have types of their own, without a common base
         text = " ".join(str(error).split())
-        raise UnsupportedError(f"ONNX Runtime must run the model: found {text:.400}") from error
+        raise UnsupportedError(f"ONNX Runtime cannot run the model: {text:.400}") from error
     for node in model.graph.node:
         node.ClearField("name")
     return model

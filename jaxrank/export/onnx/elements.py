@@ -133,7 +133,7 @@ def _places(graph: Graph, equation: Any, name: str, size: int) -> str:
     indices = graph.value(name)
     if indices is not None:
         if indices.min(initial=0) < 0 or indices.max(initial=0) >= size:
-            raise NotImplementedError(f"at places outside of 0 to {size - 1}")
+            raise NotImplementedError(f"at indices outside 0 to {size - 1}")
         return name
     if equation.params["mode"] != jax.lax.GatherScatterMode.CLIP:
         raise NotImplementedError("at computed places without mode='clip'")

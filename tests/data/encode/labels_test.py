@@ -276,8 +276,8 @@ def test_a_bad_negative_rate_is_rejected(bad):
         ),
         (
             dict(negative_rate=0.001, weight="w"),
-            "row 2, column w: must be a weight that divided by negative_rate=0.001 is a finite "
-            "float32: found 1e\\+38",
+            "row 2, column w: must be a weight that is a finite float32 after division by "
+            "negative_rate=0.001: found 1e\\+38",
         ),
         (
             dict(negative_rate=1e-50),

@@ -281,7 +281,7 @@ def test_an_earlier_feature_of_another_number_of_buckets_is_rejected(tmp_path):
 
     first = prepared("day1", 4)
     earlier = dict(vocabularies=str(first.path))
-    with pytest.raises(InputError, match=r"day1: the id 'x' must have buckets=8 .* buckets=4"):
+    with pytest.raises(InputError, match=r"day1: the feature 'x' must have buckets=8 .* buckets=4"):
         prepared("day2", 8, **earlier)
     assert prepared("day3", 4, **earlier).schema.tables == first.schema.tables
 

@@ -370,7 +370,7 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
         ({"ragged": [{"rows": 5}]}, r"source\.ragged\[0\]\.mean_length is missing"),
         (
             {"ragged": [{"rows": 5, "mean_length": 1, "x": 1}]},
-            r"no such field: source\.ragged\[0\]\.x",
+            r"source\.ragged\[0\]\.x: must be a field",
         ),
     ],
 )
