@@ -9,7 +9,7 @@ from jaxrank.metrics import run_intervals
 def test_intervals_of_mean_and_deviation_hold_the_truth_as_often_as_they_say():
     rng = np.random.default_rng(0)
     samples = rng.normal(3, 2, (4000, 8))
-    for function, truth in ((run_intervals.mean, 3), (run_intervals.deviation, 2)):
+    for function, truth in ((run_intervals.mean, 3), (run_intervals.standard_deviation, 2)):
         ends = np.array([function(sample)[1:] for sample in samples])
         held = ((ends[:, 0] <= truth) & (truth <= ends[:, 1])).mean()
         assert held == pytest.approx(0.95, abs=0.015)

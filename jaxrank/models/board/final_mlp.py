@@ -38,7 +38,10 @@ class FinalMlp(BoardModel):
         (256, 128), **WIDTHS, non_empty=True, help="widths of the second stream"
     )
     heads: int = field(
-        1, at_least=1, unit="heads", help="of the fusion; they divide the last widths"
+        1,
+        at_least=1,
+        unit="heads",
+        help="number of heads of the fusion; must divide the last widths",
     )
     gates: bool = field(True, help="gates that select the features of each stream")
     gate_units: int = field(64, **WIDTHS, help="width of the hidden layer of a gate with a context")
