@@ -311,7 +311,7 @@ def test_a_sequence_that_is_longer_than_its_places_is_rejected():
     values = np.zeros(4, np.int32)
     examples = dataclasses.replace(examples, list_lengths=lengths, list_values=values)
     with pytest.raises(
-        InputError, match=r"Example 6 .* list 'others' must have at most 3 ids.*: found 4\."
+        InputError, match=r"Example 6 .* 'others' must have at most 3 ids.*: found 4\."
     ):
         Batcher(layout(schema, dict(a=8, b=8, c=8)), 8, {"dim8": 128})(examples)
 

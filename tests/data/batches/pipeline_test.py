@@ -113,7 +113,8 @@ def _train(store, **changes):
 
 def _leaves(batch):
     lists = [array for name in batch.lists for array in batch.lists[name]]
-    return [*batch[:1], *batch.ids.values(), *lists, *batch[3:]]
+    rest = [leaf for leaf in batch[3:] if isinstance(leaf, np.ndarray)]  # there are no requests
+    return [*batch[:1], *batch.ids.values(), *lists, *rest]
 
 
 def _rows(batch):
