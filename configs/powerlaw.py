@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 from jaxrank.config import default
 
 TABLES = 26
-SMALLEST, LARGEST = 10, 40_000_000  # rows
+MIN_ROWS, MAX_ROWS = 10, 40_000_000  # rows
 
 
 def table_rows():
     """Rows of each table, in a geometric row."""
-    ratio = (LARGEST / SMALLEST) ** (1 / (TABLES - 1))
-    return [round(SMALLEST * ratio**i) for i in range(TABLES)]
+    ratio = (MAX_ROWS / MIN_ROWS) ** (1 / (TABLES - 1))
+    return [round(MIN_ROWS * ratio**i) for i in range(TABLES)]
 
 
 def get_config():

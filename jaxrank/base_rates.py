@@ -9,7 +9,7 @@ import numpy as np
 from jaxrank.features import Task
 
 _PRIOR = 0.5  # examples added to positives, and to negatives, as Jeffreys' prior does
-_LEAST_DEVIATION = 1e-7  # over the size of the mean: less is rounding of float32
+_MIN_DEVIATION = 1e-7  # over the size of the mean: less is rounding of float32
 
 
 class BaseRates(NamedTuple):
@@ -57,7 +57,7 @@ def base_rates(
         bias[i] = _output(task.kind, rate)
         if task.kind == "real":
             deviation = statistics["traffic"][task.name]["std"]
-            least = max(_LEAST_DEVIATION * abs(rate), float(np.finfo(np.float32).tiny))
+            least = max(_MIN_DEVIATION * abs(rate), float(np.finfo(np.float32).tiny))
             scale[i] = deviation if deviation > least else 1
     return BaseRates(bias, scale)
 

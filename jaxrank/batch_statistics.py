@@ -20,12 +20,12 @@ from jaxrank.program import CompiledSteps
 from jaxrank.step import TrainState, prediction_weights
 
 _EXAMPLES = 16_384  # per statistic: its error is under 1% of the standard deviation
-_LEAST_BATCHES = 8
+_MIN_BATCHES = 8
 
 
 def steps_read(batch_size: int, step: int) -> range:
     """Returns the steps whose batches are read after `step` steps: the last ones."""
-    count = max(_LEAST_BATCHES, math.ceil(_EXAMPLES / batch_size))
+    count = max(_MIN_BATCHES, math.ceil(_EXAMPLES / batch_size))
     return range(max(0, step - count), step)
 
 

@@ -24,7 +24,7 @@ from jaxrank.json_files import to_text
 from jaxrank.models.registry import RANKER
 from jaxrank.validate import nearest, no_such_field
 
-_MOST_PLACES = 3  # lines that a message names
+_MAX_LISTED_LINES = 3  # lines that a message names
 # What must hold, by the start of Python's message.
 _CONVERSIONS = {
     "could not convert string to float": "a number",
@@ -213,7 +213,7 @@ def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
     lines = Path(file).read_text(errors="replace").splitlines()
     word = re.compile(rf"\b{name[0]}\b")
     numbers = [i for i, line in enumerate(lines, 1) if word.search(line.partition("#")[0])]
-    places = ", ".join(f"{file}:{number}" for number in numbers[:_MOST_PLACES])
+    places = ", ".join(f"{file}:{number}" for number in numbers[:_MAX_LISTED_LINES])
     return f" See {places}." if places else ""
 
 

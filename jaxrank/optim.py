@@ -13,7 +13,7 @@ import optax
 
 from jaxrank import validate
 from jaxrank.errors import InputError
-from jaxrank.validate import LEAST_EPS, MOST_DECAY, field, parse
+from jaxrank.validate import MAX_DECAY, MIN_EPS, field, parse
 
 Schedule = Callable[[Any], Any]  # maps an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation
@@ -151,14 +151,14 @@ class AdaGrad:
 class Adam:
     """Adam (Kingma and Ba 2015)."""
 
-    b1: float = field(0.9, help="decay of the mean of gradients", at_least=0, at_most=MOST_DECAY)
+    b1: float = field(0.9, help="decay of the mean of gradients", at_least=0, at_most=MAX_DECAY)
     b2: float = field(
-        0.999, help="decay of the mean of squared gradients", at_least=0, at_most=MOST_DECAY
+        0.999, help="decay of the mean of squared gradients", at_least=0, at_most=MAX_DECAY
     )
     eps: float = field(
         1e-8,
         help="added to the square root",
-        at_least=LEAST_EPS,
+        at_least=MIN_EPS,
         hint="A smaller eps gives NaN for a gradient of 0. Increase it.",
     )
 

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from jaxrank.errors import RunError
 
-_MOST_FEATURES = 40  # per plot. Features with the largest values are shown
-_MOST_SPLITS = 4
+_MAX_FEATURES = 40  # per plot. Features with the largest values are shown
+_MAX_SPLITS = 4
 _PANELS_PER_ROW = 3
-_MOST_LETTERS = 80  # of the names below a panel, before they are turned
+_MAX_LABEL_CHARACTERS = 80  # of the names below a panel, before they are turned
 _LENGTHS = {"mean": "o", "p50": "|", "p95": "<", "p99": ">", "max": "x"}
 
 # {feature: {split: value}}.
@@ -201,7 +201,7 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
             getattr(axes, f"set_{axis.axis_name}scale")("log", base=2 if scale == "log2" else 10)
             axis.set_major_formatter("{x:g}")
     texts = {x for series in panel["series"] for x in series["x"] if isinstance(x, str)}
-    if sum(map(len, texts)) > _MOST_LETTERS:
+    if sum(map(len, texts)) > _MAX_LABEL_CHARACTERS:
         axes.tick_params("x", rotation=90)
     axes.set_xlabel(panel["x_label"])
     axes.set_ylabel(panel["y_label"])
@@ -223,7 +223,7 @@ def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Pat
         RunError: the file cannot be written.
     """
     largest = sorted(statistics, key=lambda split: -statistics[split].get("rows", 0))
-    shown = {split: statistics[split] for split in largest[:_MOST_SPLITS]}
+    shown = {split: statistics[split] for split in largest[:_MAX_SPLITS]}
     missing = _most(_values(shown, ("dense", "categorical", "ragged"), _missing))
     distinct = _most(
         _values(shown, ("categorical", "ragged"), lambda column, _: column.get("distinct"))
@@ -279,7 +279,7 @@ def _values(
 def _most(values: _Values) -> _Values:
     """Selects the features with the largest values, the largest first."""
     order = sorted(values, key=lambda name: -max(values[name].values()))
-    return {name: values[name] for name in order[:_MOST_FEATURES]}
+    return {name: values[name] for name in order[:_MAX_FEATURES]}
 
 
 def _places(count: int, part: int, parts: int) -> np.ndarray:
@@ -290,7 +290,7 @@ def _places(count: int, part: int, parts: int) -> np.ndarray:
 def _name(axes: Axes, names: Sequence[str], title: str) -> None:
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_title(title + (f"; {_MOST_FEATURES} largest" if len(names) == _MOST_FEATURES else ""))
+    axes.set_title(title + (f"; {_MAX_FEATURES} largest" if len(names) == _MAX_FEATURES else ""))
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 

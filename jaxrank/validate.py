@@ -36,8 +36,8 @@ ON_ERROR = ("error", "skip")  # --on-error
 EXPORT_FORMATS = ("bundle", "files")  # --format of export
 TABLE_DTYPES = ("float32", "bfloat16", "int8")  # --tables of export
 GROWTH = ("strong", "weak")  # --scaling: the batch stays, or grows with the devices
-LEAST_EPS = 1e-37  # minimum eps of Adam: smaller numbers are 0 in float32
-MOST_DECAY = 0.99999  # maximum b1 and b2 of Adam: above it 1 - b has an error over 1% in float32
+MIN_EPS = 1e-37  # minimum eps of Adam: smaller numbers are 0 in float32
+MAX_DECAY = 0.99999  # maximum b1 and b2 of Adam: above it 1 - b has an error over 1% in float32
 _SIMILARITY = 0.5  # minimum similarity of a name that `nearest` suggests, from 0 to 1
 
 

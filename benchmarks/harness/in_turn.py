@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness.checkout import ROOT, environment
 
-_MOST_READY = 100  # batches
+_MAX_READY_BATCHES = 100  # batches
 _PAUSE = 0.3  # seconds until the threads of the previous program stop spinning
 
 
@@ -113,7 +113,7 @@ def _take_what_is_ready(steps: Iterator[int], typical: float) -> None:
 
     Stops when a batch takes more than half of the typical time, in seconds.
     """
-    for _ in range(_MOST_READY):
+    for _ in range(_MAX_READY_BATCHES):
         started = time.perf_counter()
         next(steps)
         if time.perf_counter() - started > typical / 2:

@@ -31,7 +31,7 @@ from benchmarks.step.data import (
     FLOATS,
     HIDDEN,
     LIST_ROWS,
-    LONGEST,
+    MAX_LENGTH,
     SHAPES,
     TABLES,
     Raw,
@@ -297,7 +297,7 @@ def fuxictr(shape: str, bfloat16: bool) -> Iterator[int]:
                 "source": "",
                 "type": "sequence",
                 "vocab_size": LIST_ROWS + 1,
-                "max_len": LONGEST,
+                "max_len": MAX_LENGTH,
                 "padding_idx": 0,
                 "feature_encoder": "layers.MaskedSumPooling()",
             }
@@ -326,8 +326,8 @@ def fuxictr(shape: str, bfloat16: bool) -> Iterator[int]:
             return {"y_pred": self.output_activation(y)}
 
     def make(batch: Raw):
-        padded = np.zeros((BATCH, lists, LONGEST), np.int64)
-        padded[np.arange(LONGEST) < batch.lengths[:, :, None]] = batch.values + 1
+        padded = np.zeros((BATCH, lists, MAX_LENGTH), np.int64)
+        padded[np.arange(MAX_LENGTH) < batch.lengths[:, :, None]] = batch.values + 1
         columns = {f"f{i}": torch.from_numpy(batch.floats[:, i].copy()) for i in range(FLOATS)}
         columns |= {f"c{i}": torch.from_numpy(batch.ids[:, i] + 1) for i in range(len(TABLES))}
         columns |= {f"l{i}": torch.from_numpy(padded[:, i].copy()) for i in range(lists)}

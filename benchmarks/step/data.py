@@ -20,7 +20,7 @@ TABLES = (
     1460, 583, 2000000, 1500000, 305, 24, 12517, 633, 3, 93145, 5683, 1800000, 3194, 27, 14992,
     1200000, 10, 5652, 2173, 4, 1600000, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
-LIST_ROWS, LISTS, LONGEST, MEAN_LENGTH = 500_000, 8, 30, 8
+LIST_ROWS, LISTS, MAX_LENGTH, MEAN_LENGTH = 500_000, 8, 30, 8
 FLOATS, DIM, HIDDEN, CROSS_LAYERS = 13, 16, (400, 400, 400), 3
 BATCH = 8192
 BATCHES = 16  # distinct batches, used in turn
@@ -54,7 +54,7 @@ def power_law(rng: np.random.Generator, rows: int, size: int | tuple[int, ...]) 
 def raw(shape: str, examples: int) -> Raw:
     rng = np.random.default_rng(0)
     ids = np.stack([power_law(rng, rows, examples) for rows in TABLES], axis=1)
-    lengths = rng.poisson(MEAN_LENGTH, (examples, SHAPES[shape])).clip(0, LONGEST)
+    lengths = rng.poisson(MEAN_LENGTH, (examples, SHAPES[shape])).clip(0, MAX_LENGTH)
     return Raw(
         floats=rng.normal(size=(examples, FLOATS)).astype(np.float32),
         ids=ids,

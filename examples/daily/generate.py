@@ -18,7 +18,7 @@ FIRST_DAY = np.datetime64("2024-05-01")
 ROWS = 6_000  # per day
 BORN = {"ad": 15, "user": 20}  # per day
 LIFE = {"ad": 12.0, "user": 25.0}  # mean days
-_LONGEST = 8  # maximum of a life, in mean lives
+_MAX_LIFE = 8  # maximum of a life, in mean lives
 
 
 def day_name(day: int) -> str:
@@ -54,7 +54,7 @@ def generate(day: int, rows: int = ROWS) -> pa.Table:
 
 def _alive(kind: str, day: int) -> dict[str, np.ndarray]:
     """Returns the ads or users that live on a day, with what they are like on that day."""
-    life, most = LIFE[kind], int(LIFE[kind] * _LONGEST)
+    life, most = LIFE[kind], int(LIFE[kind] * _MAX_LIFE)
     parts = []
     for born in range(day - most, day + 1):
         r = np.random.default_rng([2, len(kind), born + most])

@@ -16,7 +16,7 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.store.split import Split
 
 PARTS = ("read", "decompress", "shuffle", "pack")
-_FEWEST_EXECUTIONS = 2
+_MIN_EXECUTIONS = 2
 
 
 class _Watch:
@@ -112,7 +112,7 @@ def measure(
         watch.rows = 0
         for executions in itertools.count(1):
             next(elements)
-            if executions >= _FEWEST_EXECUTIONS and watch.seconds["execution"] >= 0.8 * seconds:
+            if executions >= _MIN_EXECUTIONS and watch.seconds["execution"] >= 0.8 * seconds:
                 break
         decompress = watch.rows * _decompress(split.files, 0.2 * seconds)
     spent = watch.seconds

@@ -38,7 +38,7 @@ from jaxrank.workdir import lock
 
 _COMPILED = 2  # executions until the program is compiled and its arrays have their final place
 _ROUND = 2.0  # seconds of step and of both, per round
-_MOST_STEPS = 2**30
+_MAX_STEPS = 2**30
 
 
 class Bench(NamedTuple):
@@ -121,7 +121,7 @@ def _built(config: ConfigDict, workdir: str | Path, report: Report) -> Iterator[
     config = _unevaluated(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
-        most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
+        most = _MAX_STEPS // config.steps_per_execution * config.steps_per_execution
         if (directory / "config.json").is_file():
             config = defaults.inherit(config, workdirs.load_config(directory))
         run = runs.build(config, directory, report, inherits_store=True, num_steps=most)
@@ -210,12 +210,12 @@ def _session(run: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
         lambda: None,
         print,
         steps_per_execution=execution,
-        num_steps=_MOST_STEPS,
+        num_steps=_MAX_STEPS,
     )
     return loop.Session(
         train=run.program.train,
         steps_per_execution=execution,
-        num_steps=_MOST_STEPS,
+        num_steps=_MAX_STEPS,
         feed=batches,
         recorder=clock,
         milestones=clock,

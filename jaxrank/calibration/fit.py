@@ -10,10 +10,10 @@ from jaxrank.errors import InputError
 
 Floats = NDArray[np.float64]
 
-_MOST_STEPS = 100
+_MAX_STEPS = 100
 _CONVERGED = 1e-10  # of the change of slope and intercept
 _BINS = 1000
-_LEAST_IN_BIN = 50  # examples
+_MIN_IN_BIN = 50  # examples
 
 
 def platt(logits: Floats, labels: Floats, weights: Floats, where: str) -> LogitMap:
@@ -45,7 +45,7 @@ def platt(logits: Floats, labels: Floats, weights: Floats, where: str) -> LogitM
         return float((w * (np.logaddexp(0, f) - target * f)).sum())
 
     at = np.array([spread, center])  # the identity
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         p = 1 / (1 + np.exp(-np.clip(at[0] * z + at[1], -500, 500)))
         error, curve = w * (p - target), w * p * (1 - p)
         gradient = np.array([(error * z).sum(), error.sum()])
@@ -81,7 +81,7 @@ def isotonic(logits: Floats, labels: Floats, weights: Floats, where: str) -> Log
     """
     order = np.argsort(logits, kind="stable")
     x, y, w = logits[order], labels[order], weights[order] / weights.mean()
-    bins = int(np.clip(len(x) // _LEAST_IN_BIN, 1, _BINS))
+    bins = int(np.clip(len(x) // _MIN_IN_BIN, 1, _BINS))
     # Equal logits share a bin.
     starts = np.unique(np.searchsorted(x, x[np.arange(bins) * len(x) // bins], side="left"))
     weight, of_x, of_y = (np.add.reduceat(a, starts) for a in (w, w * x, w * y))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_LEAST_GAP = 1e-6  # of a child below its parent, where its conditional probability is near 1
+_MIN_GAP = 1e-6  # of a child below its parent, where its conditional probability is near 1
 
 
 class LogitMap(NamedTuple):
@@ -80,5 +80,5 @@ def conditional(joint: Any, parent: Any, xp: Any = np) -> Any:
     p / (q - p) = (1 + e^parent) / (e^(parent - joint) - 1), which has no large numbers if computed
     in logarithms.
     """
-    gap = xp.maximum(parent - joint, _LEAST_GAP)
+    gap = xp.maximum(parent - joint, _MIN_GAP)
     return xp.logaddexp(parent, 0) - gap - xp.log(-xp.expm1(-gap))

@@ -68,7 +68,7 @@ def _unraisable(
 # Seconds between checks whether an unreadable checkpoint is being deleted, file by file.
 _PAUSES = (0.0, 0.5, 3.0)
 _LOOKS = 8  # attempts to list the checkpoints of a run that deletes some at the same time
-_MOST_REPORTED = 8  # maximum number of mismatching arrays that an error lists
+_MAX_REPORTED_ARRAYS = 8  # maximum number of mismatching arrays that an error lists
 _PIECE = 2**26  # bytes per chunk of a stored array
 
 
@@ -519,8 +519,12 @@ class Checkpoints:
             ]
         except InputError:
             return []
-        more = [f"and {len(lines) - _MOST_REPORTED} more"] if len(lines) > _MOST_REPORTED else []
-        return lines[:_MOST_REPORTED] + more
+        more = (
+            [f"and {len(lines) - _MAX_REPORTED_ARRAYS} more"]
+            if len(lines) > _MAX_REPORTED_ARRAYS
+            else []
+        )
+        return lines[:_MAX_REPORTED_ARRAYS] + more
 
     def wait(self) -> None:
         """Waits until a save in progress is on disk.

@@ -10,8 +10,8 @@ from jaxrank.errors import InputError
 
 Pseudonymise = Callable[[str], str]
 
-_LEAST_BYTES = 16
-_MOST_BYTES = 64  # maximum of BLAKE2b
+_MIN_KEY_BYTES = 16
+_MAX_KEY_BYTES = 64  # maximum of BLAKE2b
 
 
 def read_key(path: str) -> bytes:
@@ -24,10 +24,10 @@ def read_key(path: str) -> bytes:
         key = Path(path).read_bytes().removesuffix(b"\n").removesuffix(b"\r")
     except OSError as error:
         raise InputError(f"--hash-key-file: {path}: must be readable: found {error}.") from error
-    if not _LEAST_BYTES <= len(key) <= _MOST_BYTES:
+    if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
         raise InputError(
-            f"--hash-key-file: {path}: must have from {_LEAST_BYTES} to {_MOST_BYTES} bytes: found"
-            f" {len(key)}."
+            f"--hash-key-file: {path}: must have from {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes:"
+            f" found {len(key)}."
         )
     return key
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding.backends import cpu_rows
-from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice, field, parse
+from jaxrank.validate import MAX_DECAY, MIN_EPS, check_choice, field, parse
 
 Slots = dict[str, jax.Array]
 
@@ -153,14 +153,14 @@ class LazyAdam:
         Kingma and Ba, Adam, ICLR 2015.
     """
 
-    b1: float = field(0.9, help="decay of the mean of gradients", at_least=0, at_most=MOST_DECAY)
+    b1: float = field(0.9, help="decay of the mean of gradients", at_least=0, at_most=MAX_DECAY)
     b2: float = field(
-        0.999, help="decay of the mean of squared gradients", at_least=0, at_most=MOST_DECAY
+        0.999, help="decay of the mean of squared gradients", at_least=0, at_most=MAX_DECAY
     )
     eps: float = field(
         1e-8,
         help="added to the square root",
-        at_least=LEAST_EPS,
+        at_least=MIN_EPS,
         hint="A smaller eps gives NaN for a gradient of 0. Increase it.",
     )
 

@@ -20,7 +20,7 @@ from jaxrank.runtime import processes
 from jaxrank.validate import check_choice
 
 NONE = "none"  # removes the calibration
-_LEAST_LABELS = 10  # positives, and negatives, of a task
+_MIN_LABELS = 10  # positives, and negatives, of a task
 _SHOWN = ("logloss", "calibration", "calibration_error")
 
 
@@ -136,7 +136,7 @@ def _fit(
         x, y, w = (np.asarray(a[:, i], np.float64) for a in scored)
         x, y, w = (a[w > 0] for a in (x, y, w))
         rarest = min(y.sum(), (1 - y).sum()) if len(y) else 0
-        if rarest < _LEAST_LABELS:
+        if rarest < _MIN_LABELS:
             skipped[task.name] = f"it has {rarest:g} positive or negative labels"
             continue
         maps[i] = METHODS[method](x, y, w, f"{data}: task {task.name}")

@@ -26,9 +26,9 @@ from jaxrank.validate import nearest
 DAY, HOUR = "day", "hour"  # of `features.time` (UTC), unless a column has that name
 UNKNOWN = "(unknown)"  # a value that is not in the vocabulary of the store
 _BUCKETS = 10  # of a dense feature
-_MOST_BUCKETS = 1000
-_MOST_LISTED = 6  # names of columns or features in a message
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_BUCKETS = 1000
+_MAX_LISTED_NAMES = 6  # names of columns or features in a message
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _IN_BUCKETS = re.compile(r"(.+)/(\d+)")
 
 
@@ -125,7 +125,7 @@ def _reader(
         form = store.spec.features.get("time_format", "")
         return _take_times(times, form, str(split.path)), _finish_times(name)
     matched = _IN_BUCKETS.fullmatch(name)
-    if matched and 2 <= int(matched[2]) <= _MOST_BUCKETS:
+    if matched and 2 <= int(matched[2]) <= _MAX_BUCKETS:
         inner, buckets = matched[1], int(matched[2])
         if inner in kept:
             finish = _finish_numbers(name, buckets)
@@ -139,15 +139,15 @@ def _reader(
     forms = [f"a stored column ({_listed(kept)})", f"a feature ({_listed(features)})"]
     forms += [DAY] * bool(split.days or times in kept) + [HOUR] * (times in kept)
     raise InputError(
-        f"{flag}: must be {', '.join(forms)}, or numbers in 2 to {_MOST_BUCKETS:,} buckets, such as"
+        f"{flag}: must be {', '.join(forms)}, or numbers in 2 to {_MAX_BUCKETS:,} buckets, such as"
         f" price/20: found {name!r}{nearest(name, {*kept, *features}, 3)}."
     )
 
 
 def _listed(names: Sequence[str]) -> str:
     """Returns the first names as text."""
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return (", ".join(names[:_MOST_LISTED]) + more) or "there are none"
+    more = f" and {len(names) - _MAX_LISTED_NAMES} more" if len(names) > _MAX_LISTED_NAMES else ""
+    return (", ".join(names[:_MAX_LISTED_NAMES]) + more) or "there are none"
 
 
 def _feature_reader(
@@ -219,7 +219,7 @@ def bucketize(name: str, numbers: np.ndarray, buckets: int) -> Column:
     """
     present = ~np.isnan(numbers)
     # The boundaries of a sketch are numbers of this type.
-    single = np.clip(np.nan_to_num(numbers), -_LARGEST, _LARGEST).astype(np.float32)
+    single = np.clip(np.nan_to_num(numbers), -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32)
     distinct = np.unique(single[present])
     if len(distinct) <= buckets:
         edges = distinct[1:]

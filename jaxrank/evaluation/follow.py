@@ -15,7 +15,7 @@ from jaxrank.runtime import processes
 from jaxrank.telemetry.writers import open_writer
 from jaxrank.workdir import files as workdirs
 
-_MOST_SECONDS = 86400
+_MAX_SECONDS = 86400
 
 
 class Followed(NamedTuple):
@@ -54,9 +54,9 @@ def follow(
     Raises:
         InputError: workdir or data are absent or do not match, or a checkpoint is damaged.
     """
-    if not 0 < every_seconds <= _MOST_SECONDS:
+    if not 0 < every_seconds <= _MAX_SECONDS:
         raise InputError(
-            f"--every: must be more than 0 seconds, and at most {_MOST_SECONDS}: found"
+            f"--every: must be more than 0 seconds, and at most {_MAX_SECONDS}: found"
             f" {every_seconds}."
         )
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)

@@ -16,7 +16,7 @@ from jaxrank.metrics.registry import NORMALIZED, title_of
 
 _SHOWN = 20  # values of a column
 _SHOWN_IN_ORDER = 100  # values of a column of days, hours or buckets
-_SHORTEST_SHOWN = 0.05  # seconds of a phase
+_MIN_SHOWN_SECONDS = 0.05  # seconds of a phase
 _MISSING = "missing"
 _CAUSES = (
     "Likely causes, in this order: too few steps (num_epochs, num_steps); a learning rate that is"
@@ -250,7 +250,7 @@ def _phases(result: Result) -> list[str]:
         # NaN without two consecutive executions, for example in a run that had finished before.
         is_shown = phase == "training" and speed == speed
         speed_text = f"  {speed:,.0f} examples/s" if is_shown else ""
-        if seconds >= _SHORTEST_SHOWN:
+        if seconds >= _MIN_SHOWN_SECONDS:
             lines.append(f"  {phase:<16}{seconds:>8,.1f} s{speed_text}")
     return lines
 

@@ -13,8 +13,8 @@ from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 from jaxrank.metrics.ranking import gauc
 
-MOST = 100_000  # maximum number of distinct values
-_MOST_INTERVALS = 1_000  # slices, the largest ones, whose metrics have intervals
+MAX_VALUES = 100_000  # maximum number of distinct values
+_MAX_SLICES_WITH_INTERVALS = 1_000  # slices, the largest ones, whose metrics have intervals
 
 
 class Slices(NamedTuple):
@@ -93,15 +93,15 @@ def read_groups(store: Store, split: Split, by: str) -> Groups:
         by: a column, or several with commas between. See `columns.read_columns`.
 
     Raises:
-        InputError: a column is absent, holds lists, or there are more than MOST distinct values.
+        InputError: a column is absent, holds lists, or has more than MAX_VALUES distinct values.
     """
     columns = read_columns(store, split, column_names(store, split, by, "--by"), "--by")
     groups = Groups(*columns[0]) if len(columns) == 1 else _joined(columns, by)
     present = np.count_nonzero(np.bincount(groups.code, minlength=1))
-    if present > MOST:
+    if present > MAX_VALUES:
         raise InputError(
-            f"--by: column {by!r} must have at most {MOST:,} different values: found {present:,}."
-            " Numbers can be divided into buckets: --by=NAME/20."
+            f"--by: column {by!r} must have at most {MAX_VALUES:,} different values: found"
+            f" {present:,}. Numbers can be divided into buckets: --by=NAME/20."
         )
     return groups
 
@@ -166,7 +166,7 @@ def group_metrics(
         for value, rows in zip(groups.values, members, strict=True)
     ]
     order = sort_by_size(members)
-    for i in order[:_MOST_INTERVALS]:
+    for i in order[:_MAX_SLICES_WITH_INTERVALS]:
         rows = members[i]
         values[i]["intervals"] = {
             task.name: metric_intervals(

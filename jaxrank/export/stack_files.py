@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrank.export.table_rows import TableRows
 
-_MOST = 127  # of int8
+_MAX_INT8 = 127  # of int8
 
 
 def quantised(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -24,7 +24,7 @@ def quantised(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray |
         return vectors.astype("<f4", copy=False), None
     if dtype == "bfloat16":
         return vectors.astype(jnp.bfloat16).view(np.uint16), None
-    scales = np.abs(vectors).max(axis=1, initial=0) / np.float32(_MOST)
+    scales = np.abs(vectors).max(axis=1, initial=0) / np.float32(_MAX_INT8)
     divisors = np.where(scales > 0, scales, 1)[:, None]
     return np.rint(vectors / divisors).astype(np.int8), scales.astype("<f4")
 

@@ -18,7 +18,7 @@ from jaxrank.features import MISSING_ROW, RESERVED_ROWS
 
 _SLICE = 1 << 16  # values hashed at once
 _IN_MEMORY = 1 << 22  # values sorted at once, about
-_MOST_BITS = 24
+_MAX_BITS = 24
 _ATTEMPTS = 20
 _RECORD = np.dtype([("hash", "<u8"), ("row", "<i4")])
 
@@ -52,7 +52,7 @@ def write_index(
         scratch: an empty directory, which is empty again at the end.
     """
     total = sum(1 + len(values) for _, values in vocabularies)
-    bits = min(_MOST_BITS, max(1, (total // 2).bit_length() - 1))
+    bits = min(_MAX_BITS, max(1, (total // 2).bit_length() - 1))
     for attempt in range(_ATTEMPTS):
         seeds = {name: hash_seed(name, attempt) for name, _ in vocabularies}
         try:

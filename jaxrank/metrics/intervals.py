@@ -27,8 +27,8 @@ from jaxrank.metrics.regression import Floats
 
 Z = 1.959963984540054  # of a 95% interval of the normal distribution
 CONFIDENCE = 0.95
-LEAST = 10  # examples of weight above 0, below which errors are undefined
-LEAST_CLUSTERS = 10  # clusters with such an example, likewise
+MIN_EXAMPLES = 10  # examples of weight above 0, below which errors are undefined
+MIN_CLUSTERS = 10  # clusters with such an example, likewise
 
 
 def influences(
@@ -72,8 +72,8 @@ def standard_errors(
 ) -> dict[str, float]:
     """Computes the standard error of each metric, NaN where it is undefined.
 
-    It is undefined for fewer than `LEAST` examples or `LEAST_CLUSTERS` clusters, whose deviation
-    says little.
+    It is undefined for fewer than `MIN_EXAMPLES` examples or `MIN_CLUSTERS` clusters, whose
+    deviation says little.
 
     Args:
         influence: of one model; see `influences`.
@@ -116,13 +116,13 @@ def _errors(
     w = np.asarray(weights, np.float64)
     used = w > 0
     w = w[used]
-    is_defined, factor = len(w) >= LEAST, 1.0
+    is_defined, factor = len(w) >= MIN_EXAMPLES, 1.0
     codes: np.ndarray | None = None
     free: float | None = None
     if clusters is not None and len(w):
         names, inverse = np.unique(clusters[used], return_inverse=True)
         codes = np.asarray(inverse, np.intp)
-        is_defined &= len(names) >= LEAST_CLUSTERS
+        is_defined &= len(names) >= MIN_CLUSTERS
         # Equals the number of clusters if all have the same weight.
         effective = w.sum() ** 2 / (np.bincount(codes, w) ** 2).sum()
         free = max(effective - 1, 1.0)

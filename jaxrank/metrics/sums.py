@@ -47,7 +47,7 @@ LOGIT_LIMIT = 16.0
 # The spread of labels is a difference of two sums, whose relative error in float32 is 4e-7
 # (measured for 4,096 examples). If the difference is a smaller fraction of the sums than this, its
 # error is above 0.4%.
-_LEAST_SPREAD = 1e-4
+_MIN_SPREAD = 1e-4
 
 
 class Sums(NamedTuple):
@@ -141,7 +141,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
     """Computes the metrics of each task, in order.
 
     The AUC comes from the histogram (see BINS). Normalised metrics are NaN if the spread of labels
-    is below the precision of the sums (see _LEAST_SPREAD).
+    is below the precision of the sums (see _MIN_SPREAD).
     """
     s = to_host(sums)
     by_task = []
@@ -158,7 +158,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
             # For a count, m log(m) is near 0 for m near 1, but its error is proportional to m.
             parts = (spread, abs(of_mean), 2 * s.observed[task] if kind == "count" else 0.0)
             least = spread - of_mean
-            least = least if least > _LEAST_SPREAD * max(parts) else 0.0
+            least = least if least > _MIN_SPREAD * max(parts) else 0.0
             metrics = regression.summed_metrics(kind, **values, least=least)
         others = {n: ratio(s.means[n][task], s.weight[task]) for n in means([kind])}
         by_task.append(metrics | others)

@@ -32,8 +32,8 @@ DEVICES = 8
 BATCH = 16 * DEVICES
 STEPS = 2  # per execution
 _EXECUTIONS = 4  # of the schedule
-_MOST_ROWS = 64  # of a table
-_MOST_IDS = 4  # of a list
+_MAX_TABLE_ROWS = 64  # of a table
+_MAX_LIST_IDS = 4  # of a list
 _REQUEST = 5  # examples of a request
 
 
@@ -98,7 +98,7 @@ class Case(NamedTuple):
     def _shape(self) -> BatchShape:
         group = BATCH // DEVICES
         room = {
-            stack.name: packing.aligned(group * _MOST_IDS * len(stack.lists))
+            stack.name: packing.aligned(group * _MAX_LIST_IDS * len(stack.lists))
             for stack in self.layout.stacks
             if stack.lists
         }
@@ -141,8 +141,8 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
 
 
 def _small(schema: Schema) -> Schema:
-    """Returns the schema with at most `_MOST_ROWS` rows in each table."""
-    tables = tuple(dataclasses.replace(t, rows=min(t.rows, _MOST_ROWS)) for t in schema.tables)
+    """Returns the schema with at most `_MAX_TABLE_ROWS` rows in each table."""
+    tables = tuple(dataclasses.replace(t, rows=min(t.rows, _MAX_TABLE_ROWS)) for t in schema.tables)
     return dataclasses.replace(schema, tables=tables)
 
 
@@ -150,7 +150,7 @@ def _examples(schema: Schema, random: np.random.Generator) -> Examples:
     """Draws the examples of a batch."""
     rows = {table.name: table.rows for table in schema.tables}
     columns = [random.integers(0, rows[f.table], BATCH) for f in schema.id_columns]
-    most = [min(f.length or _MOST_IDS, _MOST_IDS) for f in schema.ragged]
+    most = [min(f.length or _MAX_LIST_IDS, _MAX_LIST_IDS) for f in schema.ragged]
     lengths = random.integers(0, np.asarray(most, np.int64) + 1, (BATCH, len(most)))
     owners = np.repeat(np.tile(np.arange(len(most)), BATCH), lengths.ravel())
     limits = np.asarray([rows[f.table] for f in schema.ragged], np.int64)

@@ -13,7 +13,7 @@ from jaxrank.aot.topology import topology
 from jaxrank.base_rates import neutral
 from jaxrank.errors import InputError
 from jaxrank.export import dense_part as dense_parts
-from jaxrank.export.comparison.parity import MOST_DIFFERENCE
+from jaxrank.export.comparison.parity import MAX_DIFFERENCE
 from jaxrank.features import PAD
 from jaxrank.model_check.case import STEPS, Case
 from jaxrank.selftest.check import NOT_APPLICABLE, PASS, Verdict, passes
@@ -80,7 +80,7 @@ class Exports:
 
     def _compare(self, name: str, outputs: np.ndarray) -> Verdict:
         precision = str(self._case.config.model.get("precision", ""))
-        tolerance = _ROUNDED if "bfloat16" in precision else MOST_DIFFERENCE
+        tolerance = _ROUNDED if "bfloat16" in precision else MAX_DIFFERENCE
         scale = max(float(np.abs(self._expected).max()), 1.0)
         difference = float(np.abs(outputs - self._expected).max()) / scale
         return passes(

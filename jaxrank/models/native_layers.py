@@ -17,7 +17,7 @@ import jax.numpy as jnp
 FORMS = ("plain", "relu", "cross")  # in the order of the enum in `native/layers.cc`
 _PANEL = 32  # maximum number of adjacent columns
 _LINE = 16  # numbers per cache line
-_MOST_PARTS, _PART = 8, 2048  # maximum parts of a sum over examples, minimum examples of a part
+_MAX_PARTS, _PART = 8, 2048  # maximum parts of a sum over examples, minimum examples of a part
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -67,7 +67,7 @@ def _backward(is_bfloat16, form, kept, grad):
     factor = x if is_x0 else factor
     grad, x0_grad = grad if form == "cross" else (grad, None)
     batch, (n, width), size = math.prod(grad.shape[:-2]), grad.shape[-2:], x.shape[-1]
-    parts = min(max(n // _PART, 1), _MOST_PARTS)
+    parts = min(max(n // _PART, 1), _MAX_PARTS)
     sums = parts * batch * (size + 1) * width if parts > 1 else 0
     outs = (
         _floats(batch, n, size),

@@ -33,11 +33,11 @@ from jaxrank.workdir import data as run_data
 from jaxrank.workdir.files import directory, load_config
 
 # A higher imbalance is worth a warning: steps wait for the busiest device.
-MOST_IMBALANCE = 1.05
+MAX_IMBALANCE = 1.05
 # Maximum number of replayed batches and of their ids: 100 batches of 1,000 features take hours.
-MOST_BATCHES, MOST_IDS = 100, 2**29
+MAX_BATCHES, MAX_IDS = 100, 2**29
 # Usable fraction of the memory: what the compiler adds is not counted.
-MOST_FILLED = 0.9
+MAX_FILLED_FRACTION = 0.9
 
 
 class PlanReport(NamedTuple):
@@ -93,7 +93,7 @@ def plan(
     cost = planner.cost(machine)
     size = config.batch_size
     if batches is None:
-        batches = max(2, min(MOST_BATCHES, round(MOST_IDS / (size * data.traffic.ids_per_example))))
+        batches = max(2, min(MAX_BATCHES, round(MAX_IDS / (size * data.traffic.ids_per_example))))
     drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
     flag = "mesh.devices" if config.mesh.devices else "--devices"  # sets the number of devices
     replayed = replay(
@@ -201,12 +201,12 @@ def _warnings(
     cost: PlacementCost, replayed: Replay, sample: traffic.Traffic, batch_size: int
 ) -> Iterator[str]:
     machine = cost.machine
-    if not cost.excess_bytes and cost.bytes.total > MOST_FILLED * machine.memory:
+    if not cost.excess_bytes and cost.bytes.total > MAX_FILLED_FRACTION * machine.memory:
         yield (
             f"a device needs {cost.bytes.total / machine.memory:.0%} of its memory, without"
             " buffers that the compiler adds. It may not fit."
         )
-    if replayed.imbalance > MOST_IMBALANCE:
+    if replayed.imbalance > MAX_IMBALANCE:
         yield (
             f"the busiest device serves {replayed.imbalance:.3f} times the mean, and each step"
             " waits for it. Increase batch_size to reduce the imbalance."

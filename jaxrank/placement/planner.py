@@ -33,7 +33,7 @@ REPLICATE_FROM = 0.9
 # numerous enough on each device to be spread evenly by chance.
 DEAL_FROM = 0.03
 # Maximum hot rows of a stack: each is a number in every program that maps ids to rows.
-MOST_HOT_ROWS = 65_536
+MAX_HOT_ROWS = 65_536
 
 
 class TablePlan(NamedTuple):
@@ -173,7 +173,7 @@ def _candidate(
 
 def _first_counts(table: Table, reads: TableReads) -> np.ndarray:
     """Computes smoothed counts f64[k], falling, of rows 0, 1, ..., as far as they can be hot."""
-    counts = np.zeros(min(table.rows, MOST_HOT_ROWS), np.int64)
+    counts = np.zeros(min(table.rows, MAX_HOT_ROWS), np.int64)
     in_range = reads.rows < len(counts)
     counts[reads.rows[in_range]] = reads.counts[in_range]
     # The rows of missing and unknown values come first, whatever their frequency.
@@ -189,7 +189,7 @@ def _hot(candidates: Sequence[_Candidate], examples: int, share: int) -> Replica
     whole = tuple(c.table.name for c in candidates if c.placement == "replicated")
     counts = np.concatenate([np.zeros(0), *(c.hot for c in candidates)])
     owner = np.repeat(np.arange(len(candidates)), [len(c.hot) for c in candidates])
-    order = np.argsort(-counts, kind="stable")[:MOST_HOT_ROWS]
+    order = np.argsort(-counts, kind="stable")[:MAX_HOT_ROWS]
     merged = tuple(candidates[i].table.name for i in owner[order].tolist())
     chances = chance(counts[order], examples, share)
     return ReplicatedRows(whole, merged, int(np.count_nonzero(chances >= REPLICATE_FROM)))

@@ -3,11 +3,11 @@
 from typing import Any
 
 from jaxrank import plots
-from jaxrank.placement.plan import MOST_IMBALANCE, PlanReport
+from jaxrank.placement.plan import MAX_IMBALANCE, PlanReport
 from jaxrank.placement.planner import TablePlan
 from jaxrank.report import format_bytes
 
-_MOST_TABLES_TOLD = 60
+_MAX_REPORTED_TABLES = 60
 
 
 def describe(planned: PlanReport) -> str:
@@ -27,7 +27,7 @@ def _tables(planned: PlanReport) -> list[str]:
         f"{machine}{copies}; batch: {planned.batch_size:,}"
     ]
     largest = sorted(cost.plan.tables, key=lambda t: -t.rows * planned.row_bytes[t.name])
-    names = {t.name for t in largest[:_MOST_TABLES_TOLD]}
+    names = {t.name for t in largest[:_MAX_REPORTED_TABLES]}
     shown = [t for t in cost.plan.tables if t.name in names]
     cells: list[tuple[str, ...]] = [("table", "rows", "dim", "size", "placement", "lookups", "why")]
     cells += [_cells(t, planned.row_bytes[t.name]) for t in shown]
@@ -137,5 +137,5 @@ def draw(planned: PlanReport, path: str) -> None:
         path,
         fits=not cost.excess_bytes,
         imbalance=replay.imbalance,
-        even=MOST_IMBALANCE,
+        even=MAX_IMBALANCE,
     )

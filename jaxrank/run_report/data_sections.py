@@ -8,8 +8,8 @@ from jaxrank.run_report.markup import Markup, number, table, tag
 from jaxrank.run_report.score_sections import note
 from jaxrank.run_report.svg import bar
 
-_MOST_SPLITS = 12
-_MOST_SHIFTED = 20
+_MAX_SPLITS = 12
+_MAX_SHIFTED_FEATURES = 20
 _KINDS = ("dense", "categorical", "ragged")
 
 Statistics = Mapping[str, Any]
@@ -27,8 +27,8 @@ def statistics(runs: Sequence[RunReport]) -> list[Markup]:
             continue
         parts.append(tag("h3", title))
         parts.append(_splits(splits))
-        if len(splits) > _MOST_SPLITS:
-            parts.append(note(f"{len(splits) - _MOST_SPLITS} more splits or days are not shown."))
+        if len(splits) > _MAX_SPLITS:
+            parts.append(note(f"{len(splits) - _MAX_SPLITS} more splits or days are not shown."))
         largest = max(splits, key=lambda name: splits[name].get("rows", 0))
         features = _features(splits[largest])
         if features:
@@ -48,7 +48,7 @@ def _splits(splits: Mapping[str, Statistics]) -> Markup:
     for task in tasks:
         header += [f"{task}: labels", f"{task}: mean"]
     rows = []
-    for name, split in list(splits.items())[:_MOST_SPLITS]:
+    for name, split in list(splits.items())[:_MAX_SPLITS]:
         row = [name, number(split.get("rows"))]
         for task in tasks:
             labels = split.get("tasks", {}).get(task, {})
@@ -117,9 +117,9 @@ def drift(runs: Sequence[RunReport]) -> list[Markup]:
         rows = [[name, bar(shift), f"{shift:.3g}", *cells] for shift, name, *cells in shifts]
         header = ["", "shift", "", "what", *pair]
         parts.append(tag("h3", title))
-        parts.append(table(header, rows[:_MOST_SHIFTED], texts=2))
-        if len(rows) > _MOST_SHIFTED:
-            others = f"{len(rows) - _MOST_SHIFTED:,} others shift by less."
+        parts.append(table(header, rows[:_MAX_SHIFTED_FEATURES], texts=2))
+        if len(rows) > _MAX_SHIFTED_FEATURES:
+            others = f"{len(rows) - _MAX_SHIFTED_FEATURES:,} others shift by less."
             parts.append(note(others))
     if not parts:
         return [note("There are no two splits with statistics.")]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_MOST_LINES = 4_000  # of training steps that are read, evenly spread
+_MAX_LINES = 4_000  # of training steps that are read, evenly spread
 _POINTS = 150  # of a curve of the training
 _VALID = b'"kind": "valid"'
 _LABELS = ("step", "kind", "day", "seconds")
@@ -37,7 +37,7 @@ def read(path: Path) -> History:
     lines = path.read_bytes().splitlines() if path.is_file() else []
     is_valid = [_VALID in line[:80] for line in lines]
     train = [line for line, valid in zip(lines, is_valid, strict=True) if not valid]
-    chosen = train[:: max(1, -(-len(train) // _MOST_LINES))]
+    chosen = train[:: max(1, -(-len(train) // _MAX_LINES))]
     evaluations = [line for line, valid in zip(lines, is_valid, strict=True) if valid]
     return History(
         {name: _thinned(curve) for name, curve in _curves(chosen).items()}, _curves(evaluations)

@@ -15,7 +15,7 @@ from jaxrank.run_report.score_sections import note
 from jaxrank.run_report.svg import COLORS, Series, bar, lines
 
 _METRICS_OF_A_TASK = 2
-_MOST_TABLES = 20
+_MAX_TABLES = 20
 _EXCHANGE = {
     "fullest_device": "fullest device over the mean",
     "buffer_use": "share of the exchange buffers in use",
@@ -122,9 +122,9 @@ def placement(runs: Sequence[RunReport]) -> list[Markup]:
             parts.append(note(f"{prefix}One device holds all rows, so nothing is exchanged."))
         listed = [
             [t["table"], number(t["rows"]), number(t["replicated_rows"]), _placed(t)]
-            for t in tables[:_MOST_TABLES]
+            for t in tables[:_MAX_TABLES]
         ]
-        more = f", the largest {_MOST_TABLES}" if len(tables) > _MOST_TABLES else ""
+        more = f", the largest {_MAX_TABLES}" if len(tables) > _MAX_TABLES else ""
         summary = tag("summary", f"Tables{more}")
         header = ["table", "rows", "replicated rows", "placement"]
         parts.append(tag("details", summary, table(header, listed)))

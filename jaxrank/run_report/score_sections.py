@@ -12,7 +12,7 @@ from jaxrank.run_report.collect import RunReport
 from jaxrank.run_report.markup import Markup, join, number, table, tag
 from jaxrank.run_report.svg import COLORS, Series, histogram, lines, whisker
 
-_MOST_SLICES = 20
+_MAX_SLICES = 20
 _NO_SCORES = "No checkpoint of this run has been scored on validation data."
 
 
@@ -237,7 +237,7 @@ def _slice_table(task: str, entry: Mapping[str, Any]) -> Markup:
     normalized = next((n for n in names if n in NORMALIZED), CALIBRATION)
     shown = [n for n in names if n in BY_NAME or n == CALIBRATION]
     ranked = sorted(values, key=lambda v: -_surely(v, task, normalized))
-    chosen = [v for v in ranked if v["metrics"][task]["examples"]][:_MOST_SLICES]
+    chosen = [v for v in ranked if v["metrics"][task]["examples"]][:_MAX_SLICES]
     whole = entry["metrics"][task].get(normalized)
     spans = [
         (x["metrics"][task].get(normalized), x["intervals"][task].get(normalized)) for x in chosen

@@ -15,8 +15,8 @@ from typing import Any
 
 from jaxrank import native
 
-_SHORTEST = 0.05  # seconds of compilation from which on a program is kept
-_LARGEST = 4 * 2**30  # bytes of the cache, from which on the oldest entries are removed
+_MIN_COMPILATION_SECONDS = 0.05  # seconds of compilation from which on a program is kept
+_MAX_CACHE_BYTES = 4 * 2**30  # bytes of the cache, from which on the oldest entries are removed
 _TESTED = "reloads"  # file that says whether this processor can load programs that it compiled
 
 
@@ -46,7 +46,7 @@ def enable() -> None:
     # Such programs are compiled as if there were no cache.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILATION_SECONDS)
 
 
 def directory(platform: str) -> Path:
@@ -108,7 +108,7 @@ def _prune(folder: Path) -> None:
             entries.append((path.stat().st_mtime, path.stat().st_size, path))
     size = sum(entry[1] for entry in entries)
     for _, bytes_, path in sorted(entries):
-        if size <= _LARGEST:
+        if size <= _MAX_CACHE_BYTES:
             return
         if path.name != _TESTED:
             path.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ _OTHERS = 1e-2
 
 
 STORE = "data"  # the store of the run, in the folder of the self-test
-_MOST_STEPS = 2**30
+_MAX_STEPS = 2**30
 
 
 def whole_mesh() -> Mesh:
@@ -37,7 +37,7 @@ def whole_mesh() -> Mesh:
 @contextmanager
 def built(config: ConfigDict, folder: Path) -> Iterator[Run]:
     """Builds the run on all devices, with batches without end. Prepares its store first."""
-    most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
+    most = _MAX_STEPS // config.steps_per_execution * config.steps_per_execution
     run = runs.build(config, folder, lambda _: None, num_steps=most)
     run.checkpoints.close()
     try:

@@ -21,7 +21,7 @@ from jaxrank.workdir import lock
 
 _CONTENT = 2**16  # bytes of the file that is replaced
 _WRITTEN = 2**26  # bytes of the file that measures the rate of writing
-_LEAST_FREE = 2**30  # bytes
+_MIN_FREE_BYTES = 2**30  # bytes
 _PATIENCE = 90.0  # seconds until a new file must be visible everywhere, above the cache of NFS
 _RELEASED = 10.0  # seconds until the lock of a killed process must be free
 
@@ -193,10 +193,10 @@ def space(folder: Path) -> Verdict:
             rate = _write_rate(folder / "written") if free > 2 * _WRITTEN else 0.0
     free, rate = processes.broadcast_value([free, rate])
     return passes(
-        free >= _LEAST_FREE,
+        free >= _MIN_FREE_BYTES,
         f"{format_bytes(free)} free, written at {format_bytes(rate)}/s",
-        f"Free at least {format_bytes(_LEAST_FREE)}. A run keeps checkpoint.keep + 2 checkpoints;"
-        " `jaxrank compile` reports the bytes of a state.",
+        f"Free at least {format_bytes(_MIN_FREE_BYTES)}. A run keeps checkpoint.keep + 2"
+        " checkpoints; `jaxrank compile` reports the bytes of a state.",
     )
 
 

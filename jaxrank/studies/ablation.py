@@ -42,7 +42,7 @@ _COLUMNS = (
     "low",
     "high",
 )
-_MOST_POINTS = 40  # groups in the picture, those with the largest effects
+_MAX_SHOWN_GROUPS = 40  # groups in the picture, those with the largest effects
 _UNCHOSEN = ("source", "features", "data")  # sections that have no open fields
 
 
@@ -193,7 +193,9 @@ def _panels(
     names: Sequence[str],
 ) -> list[Panel]:
     panels = []
-    largest = sorted(order, key=lambda group: -abs(effects[group][names[0]].value))[:_MOST_POINTS]
+    largest = sorted(order, key=lambda group: -abs(effects[group][names[0]].value))[
+        :_MAX_SHOWN_GROUPS
+    ]
     shown = [group for group in order if group in largest]
     for name in names if shown else ():
         changes = {group: effects[group][name] for group in shown}

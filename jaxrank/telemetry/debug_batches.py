@@ -12,7 +12,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import Batch, Lists
 from jaxrank.runtime import processes
 
-_MOST = 10  # maximum number of steps for which one run of the program writes batches
+_MAX_WRITTEN_STEPS = 10  # maximum number of steps for which one run of the program writes batches
 # Executions between the one whose losses are checked and the one whose batches were transferred
 # last: one is queued, one has its batches on the devices, and losses are read one execution late.
 _BETWEEN = 3
@@ -67,7 +67,7 @@ class LastBatches:
             checkpoint: newest checkpoint, for about.json.
             at_the_end: write even if the maximum number of steps per run is reached.
         """
-        if not self._steps or (self._written >= _MOST and not at_the_end):
+        if not self._steps or (self._written >= _MAX_WRITTEN_STEPS and not at_the_end):
             return ""
         self._written += 1
         folder = self._folder / str(step)

@@ -28,7 +28,7 @@ from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.warm_start.rows import carry_rows, plan_moves
 from jaxrank.workdir import files
 
-_MOST_REPORTED = 20  # maximum number of tables that are reported one by one
+_MAX_REPORTED_TABLES = 20  # maximum number of tables that are reported one by one
 
 Rows = dict[str, np.ndarray | str]  # by table: see `same_values`
 
@@ -291,9 +291,9 @@ def _table_changes(older: _Older, new_run: Run, rows: Rows) -> list[str]:
         total += counts
         if any(counts[1:]):
             carried.append(f"table {table.name}: {_row_counts(*counts)}")
-    if len(carried) > _MOST_REPORTED:
-        more = f"{len(carried) - _MOST_REPORTED} more tables with new or dropped rows"
-        carried[_MOST_REPORTED:] = [more]
+    if len(carried) > _MAX_REPORTED_TABLES:
+        more = f"{len(carried) - _MAX_REPORTED_TABLES} more tables with new or dropped rows"
+        carried[_MAX_REPORTED_TABLES:] = [more]
     messages = [f"rows of tables by value: {_row_counts(*total)}", *carried, *messages]
     dropped = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
     if dropped:

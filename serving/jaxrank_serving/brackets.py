@@ -29,7 +29,7 @@ _PAIRS = {"[": "]", "(": ")", "{": "}"}
 _NULLS = ("NULL", "null", "None")
 _NAMED = re.compile(rf"{_NAMES}\((.*)\)", re.ASCII)
 # A float of ast.literal_eval has lost the digits of a larger whole number.
-_MOST_EXACT = 2**53
+_MAX_EXACT_INTEGER = 2**53
 
 
 def is_bracketed(cell: str) -> bool:
@@ -71,7 +71,7 @@ def _texts(values: Any) -> list[str | None] | None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int | float | None):
             return None
-        if isinstance(value, float) and abs(value) >= _MOST_EXACT:
+        if isinstance(value, float) and abs(value) >= _MAX_EXACT_INTEGER:
             return None
         result.append(None if value in (None, "") else str(value))
     return result

@@ -21,7 +21,7 @@ from jaxrank_serving.signature import Categorical, Dense, Ragged, Signature
 from jaxrank_serving.values import Cells, elements, numbers, numbers_of_columns, texts
 
 MISSING_ROW, UNKNOWN_ROW, RESERVED_ROWS = 0, 1, 2
-_LARGEST = 1e150  # of a number, as in training
+_MAX_NUMBER = 1e150  # of a number, as in training
 _SINGLE = 3e38  # smaller numbers are finite as float32
 
 
@@ -161,10 +161,10 @@ class Encoder:
         missing = np.isnan(raw)
         sizes_of_numbers = np.abs(raw)
         largest = np.fmax.reduce(sizes_of_numbers, axis=None, initial=0.0)
-        if largest > _LARGEST:
-            i = int(np.flatnonzero((np.abs(raw) > _LARGEST).any(axis=0))[0])
-            must = f"a number of at most {_LARGEST:g} in size, or empty"
-            index = int(np.flatnonzero(np.abs(parts[i]) > _LARGEST)[0])
+        if largest > _MAX_NUMBER:
+            i = int(np.flatnonzero((np.abs(raw) > _MAX_NUMBER).any(axis=0))[0])
+            must = f"a number of at most {_MAX_NUMBER:g} in size, or empty"
+            index = int(np.flatnonzero(np.abs(parts[i]) > _MAX_NUMBER)[0])
             columns[entries[i].column].reject(index, must)
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
         counts[: len(entries), 0] = sizes

@@ -8,8 +8,8 @@ from jaxrank_serving.errors import RequestError
 from jaxrank_serving.signature import Column, Ragged
 from jaxrank_serving.values import TEXTS, Cells, elements, numbers
 
-_LEAST_WEIGHT = 1e-38
-_MOST_WEIGHT = float(np.finfo(np.float32).max)
+_MIN_WEIGHT = 1e-38
+_MAX_WEIGHT = float(np.finfo(np.float32).max)
 _MUST_WEIGHT = "0 or a finite number of at least 1e-38"
 
 
@@ -162,7 +162,7 @@ def _weights(ids: Cells, weighing: list[Any], kind: str) -> np.ndarray:
     cells = ids._replace(values=weighing, column=column)
     weights = numbers(cells, _MUST_WEIGHT)
     with np.errstate(invalid="ignore"):
-        valid = (weights == 0) | ((weights >= _LEAST_WEIGHT) & (weights <= _MOST_WEIGHT))
+        valid = (weights == 0) | ((weights >= _MIN_WEIGHT) & (weights <= _MAX_WEIGHT))
     for i in np.flatnonzero(~valid).tolist():
         cells.reject(i, _MUST_WEIGHT)
     return weights

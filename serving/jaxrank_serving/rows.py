@@ -7,7 +7,7 @@ from jaxrank_serving.signature import Table
 from jaxrank_serving.values import EXACT_BELOW, Cells, row_numbers
 
 MISSING = -1  # a missing row number, which reads the row of zeros
-_MOST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 
 
 def integer_rows(cells: Cells, table: Table) -> tuple[np.ndarray, int]:
@@ -16,7 +16,7 @@ def integer_rows(cells: Cells, table: Table) -> tuple[np.ndarray, int]:
     in_data = table.rows - (table.on_bad_id == "oov")
     exact = EXACT_BELOW.get(cells.column.type, in_data)
     # A number of more than 64 bits is out of range. The largest stands for it.
-    most = _MOST
+    most = _MAX_INT64
     try:
         rows = np.array([most if value is None else value for value in values], np.int64)
     except OverflowError:

@@ -21,7 +21,7 @@ TEXTS = ("text", "binary")
 EXACT_BELOW = {"float16": 2**11, "float32": 2**24, "float64": 2**53}
 _WHOLE = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_MOST_DIGITS = 400
+_MAX_DIGITS = 400
 _DIGITS = b"0123456789+-.eE"  # of these, Python reads the same texts as Arrow
 _REMEMBERED, _LONG = 1 << 16, 32  # texts of numbers, and letters of each
 _ID = "text or a whole number"
@@ -104,7 +104,7 @@ def _boolean(value: Any) -> bool:
 def _whole(value: Any, kind: str) -> int:
     """Returns a whole number of a column of numbers."""
     if isinstance(value, str):
-        if len(value) > _MOST_DIGITS:
+        if len(value) > _MAX_DIGITS:
             raise ValueError
         if _WHOLE.fullmatch(value):
             value = int(value)
@@ -145,7 +145,7 @@ def _row_number(value: Any, kind: str) -> int | None:
         if isinstance(value, bool):
             raise TypeError
         if isinstance(value, str):
-            if len(value) > _MOST_DIGITS or not _WHOLE.fullmatch(value):
+            if len(value) > _MAX_DIGITS or not _WHOLE.fullmatch(value):
                 raise ValueError
             return int(value)
         return _whole(value, "int64")
@@ -248,7 +248,7 @@ def _number(value: Any, kind: str) -> float:
     if kind == "bool":
         return float(_boolean(value))
     if isinstance(value, str):
-        if len(value) > _MOST_DIGITS or not _NUMBER.fullmatch(value):
+        if len(value) > _MAX_DIGITS or not _NUMBER.fullmatch(value):
             raise ValueError
         return float(value)
     if not isinstance(value, int | float) or (isinstance(value, bool) and kind in TEXTS):

@@ -113,7 +113,7 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
 def test_what_cannot_be_a_column_is_named(run, monkeypatch):
     with pytest.raises(InputError, match=r"--by: must .*c1, p_click.* found 'day'"):
         evaluate.evaluate(str(run[0]), by="day")
-    monkeypatch.setattr(slices, "MOST", 3)
+    monkeypatch.setattr(slices, "MAX_VALUES", 3)
     with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*: found 1,000"):
         evaluate.evaluate(str(run[0]), by="p_click")
     store = open_store(run[0] / "data")

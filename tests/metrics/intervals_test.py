@@ -55,14 +55,14 @@ def test_the_standard_error_is_the_deviation_over_repeated_draws():
 
 
 def test_undefined_metrics_have_undefined_errors():
-    ones = np.ones(intervals.LEAST)
+    ones = np.ones(intervals.MIN_EXAMPLES)
     result = intervals.influences(ones, ones, ones)
     errors = intervals.standard_errors(result, ones)
     assert np.isnan(errors["auc"])
     assert errors["logloss"] == pytest.approx(0, abs=1e-12)
     few = np.append(ones[1:], 0.0)
     assert all(np.isnan(e) for e in intervals.standard_errors(result, few).values())
-    result = intervals.influences(np.arange(intervals.LEAST), 0 * ones, ones)
+    result = intervals.influences(np.arange(intervals.MIN_EXAMPLES), 0 * ones, ones)
     errors = intervals.standard_errors(result, ones)
     assert {name for name, error in errors.items() if np.isnan(error)} == {
         "auc", "normalized_entropy", "calibration"
@@ -94,7 +94,7 @@ def test_clusters_of_one_example_are_independent_examples():
     twice = {name: np.tile(values, 2) for name, values in result.items()}
     again = intervals.standard_errors(twice, np.tile(w, 2), clusters=np.tile(np.arange(400), 2))
     assert again == pytest.approx(singles)
-    few = intervals.half_widths(result, w, clusters=np.arange(400) % intervals.LEAST_CLUSTERS)
+    few = intervals.half_widths(result, w, clusters=np.arange(400) % intervals.MIN_CLUSTERS)
     assert np.isfinite(few["auc"])
-    fewer = np.arange(400) % (intervals.LEAST_CLUSTERS - 1)
+    fewer = np.arange(400) % (intervals.MIN_CLUSTERS - 1)
     assert np.isnan(intervals.half_widths(result, w, clusters=fewer)["auc"])

@@ -8,7 +8,7 @@ from jaxrank.run_report import history
 
 
 def test_long_curves_are_means_of_parts_and_evaluations_stay_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "_MOST_LINES", 600)
+    monkeypatch.setattr(history, "_MAX_LINES", 600)
     path = tmp_path / "metrics.jsonl"
     lines = []
     for step in range(1, 1201):

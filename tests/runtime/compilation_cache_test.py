@@ -23,7 +23,7 @@ SCRIPT = """
         lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None
     )
     jax.devices()
-    compilation_cache._SHORTEST = 0.0
+    compilation_cache._MIN_COMPILATION_SECONDS = 0.0
     compilation_cache.enable()
     folder = Path(jax.config.jax_compilation_cache_dir)
 
@@ -107,7 +107,7 @@ def test_the_cache_of_a_cpu_is_of_one_kind_of_processor(monkeypatch):
 
 
 def test_the_entries_that_were_written_first_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation_cache, "_LARGEST", 250)
+    monkeypatch.setattr(compilation_cache, "_MAX_CACHE_BYTES", 250)
     for number, name in enumerate(("reloads", "a", "c", "b")):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (number, number))

@@ -130,7 +130,7 @@ def torn_rename(monkeypatch, folder):
 
 
 def full_disk(monkeypatch, folder):
-    monkeypatch.setattr(file_system, "_LEAST_FREE", 2**70)
+    monkeypatch.setattr(file_system, "_MIN_FREE_BYTES", 2**70)
     return file_system.space(folder)
 
 

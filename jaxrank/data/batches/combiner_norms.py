@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # The reciprocal is finite in float32.
-_LEAST = 1e-38
+_MIN_NORM = 1e-38
 
 
 class Norms:
@@ -37,7 +37,7 @@ class Norms:
             of_all = _norms(name, lengths, lists, weights)
             norms = of_all if norms is None else np.where(chosen, of_all, norms)
         assert norms is not None
-        np.maximum(norms, _LEAST, out=norms)
+        np.maximum(norms, _MIN_NORM, out=norms)
         return np.divide(1, norms, out=norms).astype(np.float32, copy=False)
 
 

@@ -8,12 +8,12 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.statistics.quantiles import QuantileSketch
 from jaxrank.features import PAD, RESERVED_ROWS, Schema
 
-_MOST_ROWS = 1 << 22  # rows that are counted separately. Rows of larger tables share counts
+_MAX_COUNTED_ROWS = 1 << 22  # rows that are counted separately. Rows of larger tables share counts
 
 
 def folded_note() -> str:
     """Returns what a report says of a feature whose rows share counts."""
-    return f"its table has more than {_MOST_ROWS:,} rows, which share counts"
+    return f"its table has more than {_MAX_COUNTED_ROWS:,} rows, which share counts"
 
 
 class Counts:
@@ -71,14 +71,14 @@ class Counts:
         present = rows[rows != PAD].astype(np.int64)
         if not len(present):
             return
-        above = present >= _MOST_ROWS
+        above = present >= _MAX_COUNTED_ROWS
         if above.any():
             self.folded.add(name)
-            free = _MOST_ROWS - RESERVED_ROWS
+            free = _MAX_COUNTED_ROWS - RESERVED_ROWS
             present[above] = RESERVED_ROWS + (present[above] - RESERVED_ROWS) % free
         distinct, counts = np.unique(present, return_counts=True)
         stored = self.ids[name]
         if distinct[-1] >= len(stored):
-            size = max(int(distinct[-1]) + 1, min(2 * len(stored), _MOST_ROWS))
+            size = max(int(distinct[-1]) + 1, min(2 * len(stored), _MAX_COUNTED_ROWS))
             stored = self.ids[name] = np.pad(stored, (0, size - len(stored)))
         stored[distinct] += counts

@@ -6,7 +6,7 @@ from jaxrank import json_files
 from jaxrank.data.drift.compare import Drift
 from jaxrank.data.drift.measures import Measures, Pair
 
-_MOST_FEATURES = 40
+_MAX_FEATURES = 40
 _NUMBER_HINT = "psi: below 0.1 a small change, above 0.2 a large one"
 _COLUMNS = ("psi", "new", "lost", "missing", "unknown", "mean or length", "shift")
 
@@ -25,7 +25,7 @@ def to_json(result: Drift) -> dict[str, Any]:
 
 def describe(result: Drift) -> str:
     """Formats a table of features, the worst first."""
-    shown = result.features[:_MOST_FEATURES]
+    shown = result.features[:_MAX_FEATURES]
     rows = [_cells(m, result.exceeded.get(m.name, [])) for m in shown]
     header = ["feature", *_COLUMNS]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]

@@ -26,7 +26,7 @@ from jaxrank.data.statistics.vocabulary import Vocabulary, hash_rows
 from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW
 
 _NUMBER = "a finite number or empty"
-_MOST = 1e150  # its square is finite, as the deviation requires
+_MAX_NUMBER = 1e150  # its square is finite, as the deviation requires
 
 
 def raw_floats(entries: Sequence[DenseSpec], chunk: Chunk) -> np.ndarray:
@@ -41,9 +41,9 @@ def raw_floats(entries: Sequence[DenseSpec], chunk: Chunk) -> np.ndarray:
             if entry.column not in vectors:
                 vectors[entry.column] = vector(entry, chunk)
             result[:, i] = vectors[entry.column][:, entry.index]
-        large = np.flatnonzero(np.abs(result[:, i]) > _MOST)
+        large = np.flatnonzero(np.abs(result[:, i]) > _MAX_NUMBER)
         if len(large):
-            column.reject(large, f"a number of at most {_MOST:g} in size, or empty")
+            column.reject(large, f"a number of at most {_MAX_NUMBER:g} in size, or empty")
     return result
 
 

@@ -13,7 +13,7 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.errors import InputError
 
 _HOUR = 3600.0  # seconds
-_MOST_COUNT = 1e12  # its log is below `losses.LOG_COUNT_LIMIT`
+_MAX_COUNT = 1e12  # its log is below `losses.LOG_COUNT_LIMIT`
 
 
 class Labels(NamedTuple):
@@ -169,7 +169,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _count(values: np.ndarray) -> np.ndarray:
-    return (values >= 0) & (values <= _MOST_COUNT) & (values == np.floor(values))
+    return (values >= 0) & (values <= _MAX_COUNT) & (values == np.floor(values))
 
 
 def _zero_or_one(values: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from jaxrank.data.store.writer import SCRATCH, SplitWriter
 
 _BUCKET_BYTES = 64 << 20  # of raw data
 # Every unit writes a block for every bucket. Data of more than 64 GiB has larger buckets.
-_MOST_BUCKETS = 1024
+_MAX_BUCKETS = 1024
 _OPEN_FILES = 64
 
 
@@ -47,7 +47,7 @@ class Gathered(NamedTuple):
 def number_of_buckets(units: Sequence[WorkUnit]) -> int:
     """Returns the number of buckets of the requests of a split."""
     size = sum(unit.bytes for unit in units)
-    return min(_MOST_BUCKETS, max(1, math.ceil(size / _BUCKET_BYTES)))
+    return min(_MAX_BUCKETS, max(1, math.ceil(size / _BUCKET_BYTES)))
 
 
 def units_of_buckets(split: str, units: Sequence[WorkUnit], buckets: int) -> list[WorkUnit]:

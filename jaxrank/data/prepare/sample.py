@@ -23,7 +23,7 @@ _WEIGHTED = r"^.+[:=^#;@~]-?[0-9]*\.?[0-9]+([eE]-?[0-9]+)?$"
 # As a float column writes ids: with an exponent, which drops digits, or with a fraction of zero.
 _ROUNDED = r"^-?[0-9]\.?[0-9]*[eE]\+?[0-9]+$"
 _WITH_FRACTION = r"^-?[0-9]+\.0+$"
-_MOST_SHOWN = 3
+_MAX_SHOWN_VALUES = 3
 _OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # also used as ordinary values
 
 
@@ -97,7 +97,7 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
     words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
     share = _share(words)
     if share > 0:
-        texts = pc.unique(values.filter(words)).to_pylist()[:_MOST_SHOWN]
+        texts = pc.unique(values.filter(words)).to_pylist()[:_MAX_SHOWN_VALUES]
         field = "padding" if isinstance(entry, RaggedSpec) else "source.null_values"
         yield (
             f"feature {entry.name}: {share:.1%} of the first {len(values):,} values are"

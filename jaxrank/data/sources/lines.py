@@ -8,8 +8,8 @@ import pyarrow as pa
 from jaxrank.data import file_kinds, files
 from jaxrank.errors import InputError
 
-LONGEST = 1 << 27  # maximum bytes of a line
-_LARGEST = 1 << 25  # maximum bytes per read
+MAX_LINE_BYTES = 1 << 27  # maximum bytes of a line
+_MAX_READ_BYTES = 1 << 25  # maximum bytes per read
 _SAMPLE_BYTES = 1 << 16
 # First bytes -> compression of a file, by name. Arrow reads all but xz.
 _MAGIC = {
@@ -83,7 +83,7 @@ def blocks(
         rows: approximate number of lines per block. At least as many as fit in `smallest` bytes.
 
     Raises:
-        InputError: the file cannot be read to its end, or a line is longer than `LONGEST`.
+        InputError: the file cannot be read to its end, or a line is longer than `MAX_LINE_BYTES`.
     """
     compressed = compression(path) if start == 0 else ""
     if compressed:
@@ -96,7 +96,7 @@ def blocks(
             skipped, text = _skip_line(stream, text, path)
             position += skipped
         line_bytes = len(text) // max(text.count(b"\n"), 1)
-        size = min(max(rows * line_bytes, smallest), _LARGEST)
+        size = min(max(rows * line_bytes, smallest), _MAX_READ_BYTES)
         # one buffer for all blocks, because new memory is slow
         buffer, held = bytearray(text), len(text)
         while position < stop:
@@ -154,8 +154,8 @@ def _fill(stream: pa.NativeFile, buffer: memoryview, path: str) -> int:
 
 
 def _check_length(length: int, path: str, position: int) -> None:
-    if length > LONGEST:
+    if length > MAX_LINE_BYTES:
         raise InputError(
-            f"{path}: a line must have at most {LONGEST:,} bytes: found more from byte"
+            f"{path}: a line must have at most {MAX_LINE_BYTES:,} bytes: found more from byte"
             f" {position:,} on."
         )

@@ -24,7 +24,7 @@ from jaxrank.validate import check_choice, field, parse, require
 if TYPE_CHECKING:
     from jaxrank.data.synthetic.source import SyntheticSource
 
-_MOST_NULLS, _LONGEST_NULL = 64, 64
+_MAX_NULL_VALUES, _MAX_NULL_LENGTH = 64, 64
 _FILES = (
     "files of each split: a path or URL, a glob, a directory, or a list of those; by name of the"
     " split: letters, digits, - and _"
@@ -62,7 +62,7 @@ class Csv(Files):
     null_values: tuple[str, ...] = field(
         (),
         help="texts that stand for a missing value, in addition to the empty one: at most"
-        f" {_MOST_NULLS}, each of at most {_LONGEST_NULL} characters",
+        f" {_MAX_NULL_VALUES}, each of at most {_MAX_NULL_LENGTH} characters",
     )
 
     escape: str = field(
@@ -92,9 +92,9 @@ class Csv(Files):
         longest = max(values, key=len, default="")
         # Arrow stores them in a tree of limited size. Beyond it, texts are missed or the process
         # crashes.
-        if len(values) > _MOST_NULLS or len(longest) > _LONGEST_NULL:
+        if len(values) > _MAX_NULL_VALUES or len(longest) > _MAX_NULL_LENGTH:
             raise InputError(
-                f"{place}: must be at most {_MOST_NULLS} strings of at most {_LONGEST_NULL}"
+                f"{place}: must be at most {_MAX_NULL_VALUES} strings of at most {_MAX_NULL_LENGTH}"
                 f" characters: found {len(values)}, the longest of {len(longest)}."
             )
         for value in values:

@@ -27,7 +27,7 @@ _PART_BYTES = 1 << 26
 _ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
-_MOST_OF_EMPTY = 64  # maximum bytes of a compressed empty file
+_MAX_EMPTY_FILE_BYTES = 64  # maximum bytes of a compressed empty file
 _WHOLE = (0, 1)  # range of a file whose size is unknown
 
 
@@ -343,7 +343,7 @@ def _not_empty(paths: Sequence[str]) -> list[str]:
 
 def _is_empty(path: str) -> bool:
     size = files.describe(path).size
-    return size <= _MOST_OF_EMPTY and lines.first_line(path) == (b"", False)
+    return size <= _MAX_EMPTY_FILE_BYTES and lines.first_line(path) == (b"", False)
 
 
 def _criteo_columns(path: str) -> list[str]:

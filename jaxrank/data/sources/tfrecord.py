@@ -27,9 +27,9 @@ from jaxrank.errors import InputError
 _RECORDS_PER_CHUNK = 8192
 _BYTES_PER_CHUNK = 16 << 20
 _BYTES_AT_ONCE = 1 << 22
-_LONGEST = 1 << 30  # maximum bytes of a record
+_MAX_RECORD_BYTES = 1 << 30  # maximum bytes of a record
 _INFERRED_FROM = 1000  # number of records
-_MOST_OF_EMPTY = 64  # maximum bytes of a compressed empty file
+_MAX_EMPTY_FILE_BYTES = 64  # maximum bytes of a compressed empty file
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -148,7 +148,7 @@ def _not_empty(paths: Sequence[str]) -> list[str]:
 
 
 def _is_empty(path: str) -> bool:
-    if not 0 <= files.describe(path).size <= _MOST_OF_EMPTY:
+    if not 0 <= files.describe(path).size <= _MAX_EMPTY_FILE_BYTES:
         return False
     try:
         with contextlib.closing(_open(path)) as stream:
@@ -195,9 +195,9 @@ def _length(path: str, row: int, head: bytes) -> int:
             f"{path}, row {row}: must begin with its length and the CRC-32C of it, as records of"
             " TFRecord files do: found another CRC-32C, so later records cannot be located."
         )
-    if length > _LONGEST:
+    if length > _MAX_RECORD_BYTES:
         raise InputError(
-            f"{path}, row {row}: must have at most {_LONGEST:,} bytes: found {length:,}."
+            f"{path}, row {row}: must have at most {_MAX_RECORD_BYTES:,} bytes: found {length:,}."
         )
     return length
 

@@ -24,7 +24,7 @@ from jaxrank.data.statistics.vocabulary import (
 # Day of an event without a time. The event counts, but its id was not seen on any day.
 NO_DAY = -(2**31)
 
-_MOST_COUNTED = 10_000  # days that a store remembers as counted
+_MAX_COUNTED_DAYS = 10_000  # days that a store remembers as counted
 
 
 class Limits(NamedTuple):
@@ -214,7 +214,7 @@ def _checksum(counts: pa.Table) -> str:
 
 def _add_days(counted: Mapping[int, list[str]], added: Mapping[int, str]) -> dict[int, list[str]]:
     """Adds the checksums of each day, and leaves out the oldest days where there are many."""
-    days = sorted({*counted, *added})[-_MOST_COUNTED:]
+    days = sorted({*counted, *added})[-_MAX_COUNTED_DAYS:]
     return {day: [*counted.get(day, []), *([added[day]] if day in added else [])] for day in days}
 
 

@@ -11,11 +11,11 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.features import UNKNOWN_ROW
 
-_MOST_SHOWN = 3  # values of a feature, and splits or days
-_MOST_LETTERS = 40  # per value
-_MOST_LINES = 20
+_MAX_SHOWN = 3  # values of a feature, and splits or days
+_MAX_VALUE_CHARACTERS = 40  # per value
+_MAX_LINES = 20
 # A feature is reported if it has at least this share of new ids and this number of ids.
-_HIGH_SHARE, _FEWEST_IDS = 0.5, 100
+_HIGH_SHARE, _MIN_IDS = 0.5, 100
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ class NewValues:
 
     @property
     def is_high(self) -> bool:
-        return self.ids >= _FEWEST_IDS and self.share >= _HIGH_SHARE
+        return self.ids >= _MIN_IDS and self.share >= _HIGH_SHARE
 
 
 Counted = dict[str, dict[str, NewValues]]  # by kind and name of the feature
@@ -55,7 +55,7 @@ def is_new(rows: np.ndarray, earlier: int) -> np.ndarray:
 
 def first(values: Iterable[str]) -> list[str]:
     """Returns the values to show."""
-    return [value for _, value in zip(range(_MOST_SHOWN), values, strict=False)]
+    return [value for _, value in zip(range(_MAX_SHOWN), values, strict=False)]
 
 
 def lines(
@@ -78,8 +78,8 @@ def lines(
             high = {place: new for place, new in by_split.items() if new and new.is_high}
             if high:
                 messages.append(f"feature {entry.name}: {_line(high, earlier[entry.table], store)}")
-    if len(messages) > _MOST_LINES:
-        messages[_MOST_LINES:] = [f"and {len(messages) - _MOST_LINES} more features"]
+    if len(messages) > _MAX_LINES:
+        messages[_MAX_LINES:] = [f"and {len(messages) - _MAX_LINES} more features"]
     return messages
 
 
@@ -87,8 +87,8 @@ def _line(high: Mapping[str, NewValues], earlier: Vocabulary, store: str) -> str
     joined = NewValues()
     for new in high.values():
         joined.merge(new)
-    more = f" and {len(high) - _MOST_SHOWN} more" if len(high) > _MOST_SHOWN else ""
-    present = earlier.values.slice(0, _MOST_SHOWN).to_pylist()
+    more = f" and {len(high) - _MAX_SHOWN} more" if len(high) > _MAX_SHOWN else ""
+    present = earlier.values.slice(0, _MAX_SHOWN).to_pylist()
     values = f": found {_quoted(joined.shown)}; it has {_quoted(present)}" if joined.shown else ""
     return (
         f"{joined.share:.2%} of {joined.ids:,} values in {', '.join(first(high))}{more} are not in"
@@ -102,4 +102,4 @@ def _quoted(values: Sequence[str]) -> str:
 
 
 def _short(value: str) -> str:
-    return value if len(value) <= _MOST_LETTERS else f"{value[:_MOST_LETTERS]}..."
+    return value if len(value) <= _MAX_VALUE_CHARACTERS else f"{value[:_MAX_VALUE_CHARACTERS]}..."

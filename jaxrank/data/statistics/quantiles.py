@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-_MOST_EXACT = 4096  # maximum number of distinct values that are counted exactly
+_MAX_EXACT_VALUES = 4096  # maximum number of distinct values that are counted exactly
 _SHIFT = 16  # dropped bits of a float32. The remaining 2**16 bins are exact to 1 part in 2**7
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class QuantileSketch:
@@ -27,7 +27,7 @@ class QuantileSketch:
 
     def add(self, values: np.ndarray) -> None:
         """Counts f64[n] finite values, NaN where missing. Clips values out of range of float32."""
-        present = np.clip(values[~np.isnan(values)], -_LARGEST, _LARGEST).astype(np.float32)
+        present = np.clip(values[~np.isnan(values)], -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32)
         present += np.float32(0)  # converts -0 to 0
         distinct, counts = np.unique(present, return_counts=True)
         np.add.at(self._bins, _value_bins(distinct), counts)
@@ -43,7 +43,7 @@ class QuantileSketch:
             return
         values = np.concatenate([self._exact[0], more[0]])
         distinct, where = np.unique(values, return_inverse=True)
-        if len(distinct) > _MOST_EXACT:
+        if len(distinct) > _MAX_EXACT_VALUES:
             self._exact = None
             return
         counts = np.zeros(len(distinct), np.int64)

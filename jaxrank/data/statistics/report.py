@@ -5,9 +5,9 @@ from typing import Any
 
 from jaxrank.data.statistics.admission import Changes
 
-_MOST_FEATURES_IN_TABLES = 20
-_MOST_VOCABULARIES = 20
-_MOST_WORST = 3
+_MAX_TABLE_ROWS = 20
+_MAX_VOCABULARIES = 20
+_MAX_WORST = 3
 
 Columns = Mapping[str, Mapping[str, Any]]
 
@@ -18,7 +18,7 @@ def lines(statistics: Mapping[str, Any]) -> list[str]:
     If there are many features, a summary names only those with the worst values.
     """
     kinds = [statistics[kind] for kind in ("dense", "categorical", "ragged")]
-    needs_table = sum(map(len, kinds)) > _MOST_FEATURES_IN_TABLES
+    needs_table = sum(map(len, kinds)) > _MAX_TABLE_ROWS
     return [
         *(_task(name, task) for name, task in statistics["tasks"].items()),
         *(_summary(statistics) if needs_table else _tables(statistics)),
@@ -167,17 +167,17 @@ def _worst(
     shares = {name: share_of(column) for name, column in columns.items()}
     text = f"{_features(columns, kind)}: {sum(shares.values()) / len(shares):.2%} {quantity}"
     order = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])
-    worst = ", ".join(f"{name} ({shares[name]:.2%})" for name in order[:_MOST_WORST])
+    worst = ", ".join(f"{name} ({shares[name]:.2%})" for name in order[:_MAX_WORST])
     return f"{text}, most in {worst}" if worst else text
 
 
 def vocabulary_lines(by_table: Mapping[str, Changes]) -> list[str]:
     """Formats the changes of vocabularies. Of many tables, those that lose most lookups."""
     worst = sorted(by_table, key=lambda name: -by_table[name].lost_share)
-    shown = set(worst[:_MOST_VOCABULARIES])
+    shown = set(worst[:_MAX_VOCABULARIES])
     lines = [_changes(name, changes) for name, changes in by_table.items() if name in shown]
-    if len(worst) > _MOST_VOCABULARIES:
-        lines.append(f"and {len(worst) - _MOST_VOCABULARIES} tables that lose fewer lookups")
+    if len(worst) > _MAX_VOCABULARIES:
+        lines.append(f"and {len(worst) - _MAX_VOCABULARIES} tables that lose fewer lookups")
     return lines
 
 

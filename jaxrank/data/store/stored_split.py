@@ -14,7 +14,7 @@ from jaxrank.data.statistics import split as statistics
 from jaxrank.data.store.file import Readers, StoredFile
 from jaxrank.data.store.split import Split
 
-_MOST_ROWS = 2**31  # maximum of Arrow's arrays, for a block
+_MAX_BLOCK_ROWS = 2**31  # maximum of Arrow's arrays, for a block
 _OPEN_FILES = 64  # per split. Each is a memory map, whose number per process is limited
 
 
@@ -22,7 +22,7 @@ def _checked_file(directory: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Checks that a file's entry of the manifest has exactly the required keys."""
     blocks = [{key: block[key] for key in ("rows", "checksum")} for block in entry["blocks"]]
     for block in blocks:
-        if type(block["rows"]) is not int or not 0 <= block["rows"] < _MOST_ROWS:
+        if type(block["rows"]) is not int or not 0 <= block["rows"] < _MAX_BLOCK_ROWS:
             raise ValueError(f"a block's rows must be a number of examples: {block['rows']!r}")
     if not re.fullmatch(r"[\w-]+\.arrow", entry["name"]):
         raise ValueError(f"a file's name must be letters, digits, - and _: found {entry['name']!r}")

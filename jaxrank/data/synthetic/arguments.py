@@ -7,14 +7,14 @@ from jaxrank.data.synthetic.clock import Clock
 from jaxrank.data.synthetic.history import HistoryShape
 from jaxrank.validate import field, require
 
-_MOST_ROWS = 2**31 - 1  # of a table
+_MAX_TABLE_ROWS = 2**31 - 1  # of a table
 
 
 @dataclasses.dataclass(frozen=True)
 class ListShape:
     """A column of lists."""
 
-    rows: int = field(help="rows of its table", unit="rows", at_least=1, at_most=_MOST_ROWS)
+    rows: int = field(help="rows of its table", unit="rows", at_least=1, at_most=_MAX_TABLE_ROWS)
     mean_length: float = field(help="mean length of a list", unit="ids", above=0)
     weighted: bool = field(False, help="adds a column with a weight per id")
 
@@ -37,7 +37,7 @@ class Arguments:
         help="rows of the table of each categorical feature",
         unit="rows",
         at_least=1,
-        at_most=_MOST_ROWS,
+        at_most=_MAX_TABLE_ROWS,
     )
     exponent: float = field(1.05, help="exponent of the power law of ids", at_least=0)
     ragged: tuple[ListShape, ...] = field((), help="ragged features")
@@ -46,7 +46,7 @@ class Arguments:
         help="number of candidate items; 0: no candidates or histories",
         unit="rows",
         at_least=0,
-        at_most=_MOST_ROWS,
+        at_most=_MAX_TABLE_ROWS,
     )
     history_categories: int = field(
         50, help="number of categories, with equally many items each", unit="categories", at_least=2

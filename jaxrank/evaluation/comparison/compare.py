@@ -19,7 +19,7 @@ from jaxrank.metrics import exact, intervals
 from jaxrank.metrics.registry import probability_names
 from jaxrank.report import Report
 
-_MOST_SLICES = 1_000  # the largest ones
+_MAX_SLICES = 1_000  # the largest ones
 
 
 class Comparison(NamedTuple):
@@ -261,7 +261,7 @@ def _sliced(
 ) -> dict[str, Any]:
     """Compares the runs on each of the largest slices."""
     members = groups.members()
-    chosen = slices.sort_by_size(members)[:_MOST_SLICES]
+    chosen = slices.sort_by_size(members)[:_MAX_SLICES]
     tail = 1 - intervals.CONFIDENCE
     confidence = 1 - tail / max(len(chosen), 1) if simultaneous else intervals.CONFIDENCE
     values = []

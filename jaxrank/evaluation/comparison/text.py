@@ -8,8 +8,8 @@ from jaxrank.evaluation.comparison.compare import Comparison
 from jaxrank.evaluation.report import cluster_line, value_name
 from jaxrank.metrics.registry import BY_NAME, TITLES
 
-_MOST_VALUES = 20
-_MOST_FIELDS = 40
+_MAX_VALUES = 20
+_MAX_FIELDS = 40
 _ROUNDING = 5e-6  # differences below it print as 0
 
 
@@ -25,11 +25,11 @@ def describe(result: Comparison) -> str:
     if result.by:
         lines += _slices(result.by, list(first["metrics"]))
     lines.append("config" if result.config else "The configs are equal.")
-    for entry in result.config[:_MOST_FIELDS]:
+    for entry in result.config[:_MAX_FIELDS]:
         values = "  ".join(f"{_letter(i)} {v}" for i, v in enumerate(entry["values"]))
         lines.append(f"  {entry['field']}: {values}")
-    if len(result.config) > _MOST_FIELDS:
-        lines.append(f"  and {len(result.config) - _MOST_FIELDS:,} more; --json has all")
+    if len(result.config) > _MAX_FIELDS:
+        lines.append(f"  and {len(result.config) - _MAX_FIELDS:,} more; --json has all")
     return "\n".join(lines)
 
 
@@ -70,7 +70,7 @@ def _slices(by: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
         name = next(iter(values[0]["runs"][0]["metrics"][task]))
         together = ", intervals of all values together" * by["simultaneous"]
         lines.append(f"{task}, {TITLES[name]} by {by['column']}{together}")
-        for entry in values[:_MOST_VALUES]:
+        for entry in values[:_MAX_VALUES]:
             text = value_name(entry["value"])
             base = f"{_letter(0)} {entry['runs'][0]['metrics'][task][name]:.5f}"
             others = [
@@ -78,6 +78,6 @@ def _slices(by: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
                 for i, of_run in enumerate(entry["differences"])
             ]
             lines.append(f"  {text[:40]:<28}{entry['examples']:>12,}  {'  '.join([base, *others])}")
-        if len(values) > _MOST_VALUES:
-            lines.append(f"  and {len(values) - _MOST_VALUES:,} of fewer rows; --json has more")
+        if len(values) > _MAX_VALUES:
+            lines.append(f"  and {len(values) - _MAX_VALUES:,} of fewer rows; --json has more")
     return lines

@@ -14,7 +14,7 @@ _USE = {
     LIKELY: "the estimate",
     POSSIBLY: "a part of the 95% interval",
 }
-_MOST_SLICES = 5
+_MAX_SLICES = 5
 
 
 def to_json(gate: Gate) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _slice_lines(verdict: Verdict, gate: Gate) -> list[str]:
     line += f", {undefined:,} are too small to judge" * bool(undefined)
     shown = [
         f"{value_name(entry['value'])}: {_span(entry, verdict.is_relative)}"
-        for entry in failed[:_MOST_SLICES]
+        for entry in failed[:_MAX_SLICES]
     ]
-    shown += ["..."] * (len(failed) > _MOST_SLICES)
+    shown += ["..."] * (len(failed) > _MAX_SLICES)
     return [f"{line}{': ' if shown else ''}{', '.join(shown)}"]

@@ -14,7 +14,7 @@ from jaxrank.export.stack_files import restored
 from jaxrank.features import Schema
 from jaxrank.metrics import exact
 
-MOST_DIFFERENCE = 1e-5  # of a prediction, absolute or relative if it is above 1
+MAX_DIFFERENCE = 1e-5  # of a prediction, absolute or relative if it is above 1
 CANDIDATES = (1, 200, 2000)
 _REPEATS = {1: 200, 200: 100, 2000: 20}
 
@@ -58,9 +58,9 @@ def compare(scorer: Any, raw: RawRows, reference: Reference, schema: Schema, dty
             errors = np.abs(actual - expected) / np.maximum(1, np.abs(expected))
             worst = int(errors.argmax())
             largest = float(np.maximum(largest, errors[worst]))  # also NaN
-            if is_exact and not errors[worst] <= MOST_DIFFERENCE:
+            if is_exact and not errors[worst] <= MAX_DIFFERENCE:
                 raise RunError(
-                    f"the bundle must predict like the trained program, to {MOST_DIFFERENCE:g}:"
+                    f"the bundle must predict like the trained program, to {MAX_DIFFERENCE:g}:"
                     f" found {actual[worst]:.9g} for task {task.name} in raw row {worst}, and"
                     f" {expected[worst]:.9g} by the program. Report this as a bug of jaxrank."
                 )

@@ -32,7 +32,7 @@ from jaxrank.layout import Layout, ToTables
 from jaxrank.program import Predictor
 from jaxrank.step import Weights
 
-_LEAST_ROWS = 3  # of a small table: the reserved ones and one more
+_MIN_ROWS = 3  # of a small table: the reserved ones and one more
 _ROUNDING = ("bfloat16", "mixed_bfloat16")  # precisions that round the factors of products
 
 
@@ -148,7 +148,7 @@ def _rows_read(schema: Schema, examples: Examples) -> dict[str, np.ndarray]:
         read[table].append(rows[rows != PAD])
     counts = {table.name: table.rows for table in schema.tables}
     return {
-        name: np.unique(np.concatenate([*parts, np.arange(min(_LEAST_ROWS, counts[name]))]))
+        name: np.unique(np.concatenate([*parts, np.arange(min(_MIN_ROWS, counts[name]))]))
         for name, parts in read.items()
     }
 

@@ -20,7 +20,7 @@ from jaxrank_serving.server.settings import Settings, SettingsError
 _BACKLOG = 2048
 _IDLE_SECONDS = 60  # after which a connection without a request is closed
 _HEADER_SECONDS = 5
-_MOST_HEADER_BYTES = 64 << 10
+_MAX_HEADER_BYTES = 64 << 10
 # A thread that scores gives way to the event loop after this time. Python's default is 5 ms.
 _SWITCH_SECONDS = 0.0005
 
@@ -48,8 +48,8 @@ class _Protocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._in_headers and self._header_bytes > _MOST_HEADER_BYTES:
-            self.send_400_response(f"The headers must have at most {_MOST_HEADER_BYTES} bytes.")
+        if self._in_headers and self._header_bytes > _MAX_HEADER_BYTES:
+            self.send_400_response(f"The headers must have at most {_MAX_HEADER_BYTES} bytes.")
         elif self.cycle is None or self.cycle.response_complete:
             # The rest of the headers, or of a body that has been rejected.
             self._close_later()

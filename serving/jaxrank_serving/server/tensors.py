@@ -18,7 +18,7 @@ DTYPES: dict[str, np.dtype] = {
     **{f"FP{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
 }
 _LENGTH = struct.Struct("<I")
-_MOST_DIMENSIONS, _MOST_SIZE = 8, 2**20
+_MAX_DIMENSIONS, _MAX_SIZE = 8, 2**20
 
 
 class Tensor(NamedTuple):
@@ -58,9 +58,9 @@ def read_shape(value: Any, field: Field) -> tuple[int, ...]:
     Raises:
         HttpError: it is no list of sizes.
     """
-    is_shape = isinstance(value, list) and 0 < len(value) <= _MOST_DIMENSIONS
-    if not is_shape or not all(type(size) is int and 0 <= size <= _MOST_SIZE for size in value):
-        must = f"a list of 1 to {_MOST_DIMENSIONS} sizes of at most {_MOST_SIZE:,}"
+    is_shape = isinstance(value, list) and 0 < len(value) <= _MAX_DIMENSIONS
+    if not is_shape or not all(type(size) is int and 0 <= size <= _MAX_SIZE for size in value):
+        must = f"a list of 1 to {_MAX_DIMENSIONS} sizes of at most {_MAX_SIZE:,}"
         raise field.error(must, value)
     return tuple(value)
 

@@ -247,7 +247,7 @@ def test_what_cannot_be_compared_is_named(data, tmp_path):
 
 def test_ids_of_large_tables_that_share_counts_are_not_mapped(data, monkeypatch):
     _, stores, _ = data
-    monkeypatch.setattr(drift_counts, "_MOST_ROWS", 8)
+    monkeypatch.setattr(drift_counts, "_MAX_COUNTED_ROWS", 8)
     _, by_name = compared(*stores)
     ad, city = by_name["ad"], by_name["city"]
     assert (ad.psi, ad.new, ad.lost) == (None, None, None)
@@ -264,6 +264,6 @@ def test_large_tables_are_counted_in_bounded_memory():
     counts = drift_counts.Counts(schema)
     rows = np.array([1, 2**31 - 2, 1, PAD], np.int32)
     counts._add_ids("id", rows)
-    assert len(counts.ids["id"]) <= drift_counts._MOST_ROWS
+    assert len(counts.ids["id"]) <= drift_counts._MAX_COUNTED_ROWS
     assert counts.ids["id"].sum() == 3
     assert counts.ids["id"][1] == 2

@@ -352,7 +352,7 @@ def test_a_quote_that_is_not_closed_at_the_end_of_the_file(tmp_path, end):
 
 
 def test_a_line_that_does_not_end_stops_the_reading(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST", 1000)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
     path = tmp_path / "a.csv"
     small(10**6)
     path.write_bytes(HEADER + b"1,2,3\n" * 10 + b"x" * 5000 + b"\n1,2,3\n")
@@ -574,9 +574,7 @@ def test_criteo_files_have_no_null_values(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("\t".join(["NULL"] * 40) + "\n")
     assert set(read(open_source(path, "criteo"))[0][1].values()) == {"NULL"}
-    with rejected(
-        "source.null_values: must be a field of source: found no such field"
-    ):
+    with rejected("source.null_values: must be a field of source: found no such field"):
         write_source(path, ["NULL"], kind="criteo")
 
 

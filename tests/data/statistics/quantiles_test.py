@@ -55,7 +55,7 @@ def test_boundaries_of_few_values_are_those_of_a_search_by_hand(values, buckets)
     st.sampled_from([4, 4096]),
 )
 def test_boundaries_depend_on_neither_order_nor_parts(values, random, cut, most_exact):
-    quantiles._MOST_EXACT, before = most_exact, quantiles._MOST_EXACT
+    quantiles._MAX_EXACT_VALUES, before = most_exact, quantiles._MAX_EXACT_VALUES
     try:
         whole = sketch(values)
         shuffled = random.sample(values, len(values))
@@ -68,7 +68,7 @@ def test_boundaries_depend_on_neither_order_nor_parts(values, random, cut, most_
             assert (np.diff(expected) > 0).all()
             assert np.isfinite(expected).all()
     finally:
-        quantiles._MOST_EXACT = before
+        quantiles._MAX_EXACT_VALUES = before
 
 
 def test_buckets_of_many_values_hold_nearly_equally_many():
