@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """Invalid input: a file, a row, a config field or a flag.
+    """Invalid input: the value of a flag, a config field, a row or a file.
 
     The message says what must hold, what was found and, if not obvious, what to do. It names the
     file, row, column or field. The command line prints it and exits with status 2.

@@ -295,7 +295,7 @@ def evaluate(
 
     Args:
         workdir: of the run.
-        checkpoint: "newest", "best" or a step.
+        checkpoint: "newest", "best" or a step number.
         data: a store. Empty: the run's own data.
         split: of the store. Empty: the run's validation split.
         batch_size: in examples. None: the batch size of the config.

@@ -32,7 +32,7 @@ class RequestSpec(NamedTuple):
     ranked: tuple[str, ...] = ()
 
     def without_probabilities(self, task: Task, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns metrics by name, without those of probabilities if a task is only ranked."""
+        """Returns metrics by name, except metrics of probabilities if a task is only ranked."""
         dropped = probability_names(task.kind) if task.name in self.ranked else ()
         return {name: value for name, value in metrics.items() if name not in dropped}
 

@@ -1,1 +1,1 @@
-"""How much each feature of a trained model matters."""
+"""The importance of each feature for a trained model."""

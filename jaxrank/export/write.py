@@ -125,7 +125,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     Args:
         workdir: of the run.
         output: a directory that must not exist.
-        checkpoint: "newest", "best" or a step.
+        checkpoint: "newest", "best" or a step number.
         data: a store with the run's vocabularies, which may have grown. Empty: the run's own data.
 
     Raises:

@@ -46,10 +46,10 @@ class FinalMlp(BoardModel):
     gates: bool = field(True, help="gates that select the features of each stream")
     gate_units: int = field(64, **WIDTHS, help="width of the hidden layer of a gate with a context")
     first_context: tuple[str, ...] = field(
-        (), help="features that the gate of the first stream reads, such as those of the user"
+        (), help="features that the gate of the first stream reads, such as the user's"
     )
     second_context: tuple[str, ...] = field(
-        (), help="features that the gate of the second stream reads, such as those of the item"
+        (), help="features that the gate of the second stream reads, such as the item's"
     )
 
     @nn.compact
