@@ -7,7 +7,7 @@ from verbs import run
 
 from jaxrank.evaluation import evaluate
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_programs")]
+pytestmark = pytest.mark.usefixtures("shared_programs")
 CONFIGS = ROOT / "configs"
 
 
@@ -44,6 +44,7 @@ def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
     assert 0.2 < mean < 0.3
 
 
+@pytest.mark.slow
 def test_dcnv2_on_movielens_is_as_good_as_it_was_after_one_epoch(shared_data, tmp_path):
     """One seed, with the L2 that is best early; docs/benchmarks/quality.md has whole runs.
 
