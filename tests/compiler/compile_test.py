@@ -137,7 +137,7 @@ def test_a_slice_that_cannot_be_is_rejected_before_anything_is_compiled(names, t
 def test_a_batch_that_a_slice_cannot_split_is_rejected(capsys):
     with pytest.raises(
         InputError,
-        match="must divide .*: found batch_size=64",
+        match="must be a multiple of .*: found batch_size=64",
     ):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 

@@ -202,7 +202,7 @@ def test_a_workdir_that_cannot_be_written_is_evaluated_all_the_same(runs, tmp_pa
         (["--output=x.html/a.html"], r"--output: .*x.html.* it is not a directory"),
         (["{run}"], "each run must be given once"),
         (["nowhere"], "config.json: no such file"),
-        (["--by=c9"], "--by: must be one of .*'c9'"),
+        (["--by=c9"], "--by: must be a stored column .*'c9'"),
     ],
 )
 def test_bad_arguments_are_named(runs, tmp_path, monkeypatch, args, message):
