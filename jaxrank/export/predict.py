@@ -88,6 +88,11 @@ def predict_bundle(
     except BundleError as error:
         raise InputError(f"--bundle: {error}") from error
     signature = opened.signature
+    if not signature.preparation:
+        raise InputError(
+            f"--bundle: {bundle}: must have the preparation of its features, to encode files: found"
+            " none, because its format is 1. Export the model again, or predict with --workdir."
+        )
     section = _source(signature.preparation["source"], inputs)
     source = make_source(section)
     names = source.columns(_SPLIT)

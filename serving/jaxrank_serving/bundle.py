@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import xxhash
 
 from jaxrank_serving.errors import BundleError
-from jaxrank_serving.signature import Signature, parse
+from jaxrank_serving.signature import Signature, parse, upgraded
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "jaxrank bundle", 2
+OLDEST = 1  # format version that is still read
 _PIECE = 1 << 22  # bytes read at once for a checksum
 _CHECKSUM = "checksum"
 
@@ -122,7 +123,8 @@ def open_bundle(path: str | Path) -> Bundle:
         )
     files = _files(path, tree["files"])
     name = "signature.json"
-    bundle = Bundle(path, tree[_CHECKSUM], files, parse(_read(path, name, files)))
+    content = upgraded(_read(path, name, files), tree["format_version"])
+    bundle = Bundle(path, tree[_CHECKSUM], files, parse(content))
     _check_names(bundle)
     return bundle
 
@@ -154,11 +156,12 @@ def _manifest(path: Path) -> dict[str, Any]:
         actual = tree.get("format") if isinstance(tree, dict) else tree
         raise BundleError(f"{file}: must be of the format {FORMAT!r}: found {actual!r:.80}.")
     version = tree.get("format_version")
-    if version != VERSION:
-        hint = " Install a newer jaxrank-serving." if isinstance(version, int) else ""
+    if type(version) is not int or not OLDEST <= version <= VERSION:
+        is_newer = type(version) is int and version > VERSION
+        hint = "Install a newer jaxrank-serving" if is_newer else "Export the model again"
         raise BundleError(
-            f"{file}: must have format_version {VERSION}, which this program reads: found"
-            f" {version!r}.{hint}"
+            f"{file}: must have a format_version of {OLDEST} to {VERSION}, which this program"
+            f" reads: found {version!r}. {hint}."
         )
     must = seal(tree)
     if tree.get(_CHECKSUM) != must:

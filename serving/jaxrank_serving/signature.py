@@ -235,7 +235,8 @@ class Signature:
     model: files of the dense part.
     missing_texts: texts that stand for a missing value in any text column.
     hash_key: fingerprint of the key of a store with keyed hashes, or "".
-    preparation: the sections `features` and `source` of the data, to encode files of it.
+    preparation: the sections `features` and `source` of the data, to encode files of it. Empty in
+        bundles of format 1.
     origin: the run, the checkpoint and versions.
     """
 
@@ -256,6 +257,29 @@ class Signature:
     statistics: Statistics
     preparation: Mapping[str, Any]
     origin: Mapping[str, Any]
+
+
+def upgraded(tree: Any, version: int) -> Any:
+    """Returns a signature with the fields of the current format.
+
+    Args:
+        tree: plain data of signature.json.
+        version: `format_version` of the bundle. Version 1 had no derived columns, sequences,
+            statistics or preparation.
+    """
+    if version > 1 or not isinstance(tree, dict):
+        return tree
+    absent: dict[str, Any] = {"split": "", "rows": None, "tasks": [], "features": []}
+    added = {"derived": [], "time_format": "", "sequences": [], "preparation": {}}
+    result = {**added, "statistics": absent, **tree}
+    for field, (name, value) in {
+        "columns": ("now", lambda column: False),
+        "outputs": ("parent", lambda output: output.get("given")),
+    }.items():
+        entries = tree.get(field)
+        if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+            result[field] = [{name: value(entry), **entry} for entry in entries]
+    return result
 
 
 def parse(tree: Any, where: str = "signature.json") -> Signature:

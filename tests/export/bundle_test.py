@@ -521,9 +521,12 @@ def edited_manifest(folder):
     (folder / "manifest.json").write_text(json.dumps(tree))
 
 
-def newer(folder):
-    tree = json.loads((folder / "manifest.json").read_text()) | {"format_version": 3}
-    (folder / "manifest.json").write_text(json.dumps(tree))
+def of_format(version):
+    def change(folder):
+        tree = json.loads((folder / "manifest.json").read_text()) | {"format_version": version}
+        (folder / "manifest.json").write_text(json.dumps(tree))
+
+    return change
 
 
 def edited_signature(folder):
@@ -541,12 +544,32 @@ def edited_row(folder):
         file.write(b"\x01\x02")
 
 
+def test_a_bundle_of_format_1_scores_as_its_run_did(tmp_path):
+    """Its scores are those of `predict` of the program that exported it."""
+    folder = ROOT / "tests" / "golden" / "bundle_1"
+    scorer = jaxrank_serving.load(folder, verify=True)
+    rows = {
+        "price": [3.6528889299977854, 3.1046606412239224, 3.01195712082821, 4.329248619190199],
+        "ad": ["a42", "a31", "a25", "a13"],
+        "user": ["u6", "u22", "u12", "u19"],
+        "hist": ["a6|a32", "", "", "a28"],
+    }
+    expected = [0.4311548869045816, 0.4682810510327398, 0.4733296095116643, 0.39159263373279574]
+    np.testing.assert_allclose(scorer.score({}, rows)["click"], expected, atol=1e-6)
+    assert [(o.name, o.parent) for o in scorer.signature.outputs] == [("click", "")]
+    command = ["predict", f"--bundle={folder}", "--input=raw.csv"]
+    with pytest.raises(InputError, match=r"found none, because its format is 1. Export the model"):
+        cli.run([*command, f"--output={tmp_path / 'p.parquet'}"])
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (truncated, r"tables/dim4.bin: must have [\d,]+ bytes: found 100"),
         (edited_manifest, "manifest.json: is corrupt"),
-        (newer, "must have format_version 2.*found 3. Install a newer jaxrank-serving"),
+        (of_format(3), "format_version of 1 to 2.*found 3. Install a newer jaxrank-serving"),
+        (of_format(0), "format_version of 1 to 2.*found 0. Export the model again"),
+        (of_format("2"), "format_version of 1 to 2.*found '2'. Export the model again"),
         (edited_row, "dim4.bin: is corrupt"),
         (edited_signature, "signature.json: is corrupt"),
         (foreign, "must be of the format 'jaxrank bundle': found 'saved_model'"),
