@@ -1,12 +1,14 @@
 """Counts the values of each feature in one pass, in memory that does not grow with the data."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from jaxrank.data.drift.sides import Side
 from jaxrank.data.encode.raw_numbers import raw_numbers
 from jaxrank.data.examples import Examples
 from jaxrank.data.statistics.quantiles import QuantileSketch
-from jaxrank.features import PAD, RESERVED_ROWS, Schema
+from jaxrank.features import PAD, RESERVED_ROWS, UNKNOWN_ROW, Schema
 
 _MAX_COUNTED_ROWS = 1 << 22  # rows that are counted separately. Rows of larger tables share counts
 
@@ -26,10 +28,16 @@ class Counts:
         ids: i64[rows of the table] of each categorical and ragged feature, by name. Rows from
             4,194,304 share the counts of lower rows, but not those of reserved rows.
         folded: names of the features with such rows.
+        waiting: number of ids of a log that wait for a row in the store, by feature. They are among
+            the unknown ids.
     """
 
-    def __init__(self, schema: Schema):
+    def __init__(self, schema: Schema, waiting_from: Mapping[str, int] | None = None):
         self._schema = schema
+        tables = {f.name: f.table for f in schema.categorical}
+        tables |= {f.name: f.table for f in schema.ragged}
+        waits = waiting_from or {}
+        self._waiting_from = {name: waits[t] for name, t in tables.items() if t in waits}
         names = [f.name for f in schema.dense]
         indicators = {i: schema.indicator(name) for i, name in enumerate(names)}
         self._indicators = {i: at for i, at in indicators.items() if at is not None}
@@ -40,11 +48,12 @@ class Counts:
         features = [f.name for f in schema.categorical] + [f.name for f in schema.ragged]
         self.ids = {name: np.zeros(0, np.int64) for name in features}
         self.folded: set[str] = set()
+        self.waiting = dict.fromkeys(features, 0)
 
     @classmethod
     def count(cls, side: Side) -> "Counts":
         """Reads all examples of a side."""
-        counts = cls(side.schema)
+        counts = cls(side.schema, side.waiting_from)
         for block in side.blocks():
             counts.add(block)
         return counts
@@ -71,6 +80,10 @@ class Counts:
         present = rows[rows != PAD].astype(np.int64)
         if not len(present):
             return
+        if name in self._waiting_from:
+            waits = present >= self._waiting_from[name]
+            self.waiting[name] += int(waits.sum())
+            present[waits] = UNKNOWN_ROW
         above = present >= _MAX_COUNTED_ROWS
         if above.any():
             self.folded.add(name)

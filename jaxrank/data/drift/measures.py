@@ -27,10 +27,12 @@ class Measures(NamedTuple):
         and the new share q. Numbers have ten buckets with equal old shares and one of missing
         values. Ids have the 20 most frequent old ones, all other old ones, those that only the new
         side has, unknown and missing ones.
-    new: share of the new side's ids that do not occur on the old side.
+    new: share of the new side's ids that do not occur on the old side. For a log, these include
+        the unknown ids that do not wait for a row in the store.
     lost: share of the old side's ids that do not occur on the new side.
     missing: shares of missing numbers or ids, or of empty lists.
-    unknown: shares of ids that the vocabulary of a side lacks. They are neither new nor lost.
+    unknown: shares of ids that the vocabulary of a side lacks. Those of stores are neither new nor
+        lost.
     mean: of the raw numbers, or of the lengths of lists.
     shift: of the mean, in deviations of the old numbers or as a fraction of the old length.
     note: why something is absent.
@@ -126,12 +128,14 @@ def _measure_ids(
     total = [int(column["ids"]) for column in columns]
     present = [t - a for t, a in zip(total, absent, strict=True)]
     reserved = 0 if tables[0].encoding == "integer" else RESERVED_ROWS
-    unknown = [int(column["unknown"]) for column in columns]
+    is_vocabulary = tables[0].encoding == "vocabulary"
+    unseen = [int(column["unknown"]) for column in columns]
+    unknown = [count + c.waiting[name] for count, c in zip(unseen, counts, strict=True)]
     result = Measures(
         name,
         kind,
         missing=_shares(absent, total),
-        unknown=_shares(unknown, present) if tables[0].encoding == "vocabulary" else None,
+        unknown=_shares(unknown, present) if is_vocabulary else None,
     )
     is_folded = any(name in c.folded for c in counts)
     mapped = _mapped(tables, sides, counts[1].ids[name], is_folded)
@@ -156,9 +160,12 @@ def _measure_ids(
         )
     fresh = known[1][~occurs].sum() + only_new
     absent_count = known[0][known[1] == 0].sum()
+    compared = known[1].sum() + only_new
+    if is_vocabulary and sides[1].waiting_from:  # ids that a log has first have no row
+        fresh, compared = fresh + unseen[1], compared + unknown[1]
     return result._replace(
         psi=psi(*categories),
-        new=float(fresh / max(known[1].sum() + only_new, 1)),
+        new=float(fresh / max(compared, 1)),
         lost=float(absent_count / max(known[0].sum(), 1)),
     )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,8 @@ class Side(NamedTuple):
     blocks: reads all examples. It is called once.
     statistics: as in a manifest; see `Statistics.summary`. Of a log only after all blocks.
     values: returns the vocabulary of a table, without reserved rows.
+    waiting_from: of a log, the first row that stands for an id that has none but waits for one in
+        the store, by table. Ids that neither have a row nor wait are unknown.
     """
 
     path: str
@@ -43,6 +46,7 @@ class Side(NamedTuple):
     blocks: Callable[[], Iterator[Examples]]
     statistics: Callable[[], Mapping[str, Any]]
     values: Callable[[str], pa.ChunkedArray]
+    waiting_from: Mapping[str, int] = MappingProxyType({})
 
 
 def open_side(path: str, split: str, flag: str) -> tuple[Side, Store]:
@@ -94,7 +98,7 @@ def _ends(path: str) -> set[str]:
 def log_side(path: str, store: Store, hash_key_file: str) -> Side:
     """Reads a log of raw values as `prepare` would with the encoders of a store.
 
-    Labels and kept columns are not read. Values that the vocabularies lack are unknown.
+    Labels and kept columns are not read. Derived columns that the log has are read as they are.
 
     Args:
         path: Parquet or CSV files: a path, URL, directory or glob.
@@ -115,20 +119,18 @@ def log_side(path: str, store: Store, hash_key_file: str) -> Side:
         resolve_stored(spec, store.schema, store.schema).without_labels(),
         keep=(), time=time, group="", by_day=False,
     )  # fmt: skip
+    section = _section(path, store.spec.source)
+    features = _without_logged(section, features)
     statistics = Statistics(features)
+    tables = [t for t in store.schema.tables if t.encoding == "vocabulary"]
     encoder = Encoder(
         features,
-        {
-            t.name: Vocabulary(*_vocabulary(store, t.name))
-            for t in store.schema.tables
-            if t.encoding == "vocabulary"
-        },
+        {t.name: _with_waiting(store, t.name) for t in tables},
         {name: (mean, std) for name, (mean, std) in store.spec.transforms.items()},
         statistics,
         boundaries={name: np.asarray(b, np.float64) for name, b in store.spec.boundaries.items()},
         pseudonymise=keyed_hash.pseudonymise(key) if key else None,
     )
-    section = _section(path, store.spec.source)
     return Side(
         path=path,
         schema=store.schema,
@@ -136,12 +138,25 @@ def log_side(path: str, store: Store, hash_key_file: str) -> Side:
         blocks=lambda: _encoded(section, features, encoder),
         statistics=statistics.summary,
         values=store.values,
+        waiting_from={t.name: t.rows for t in tables},
     )
 
 
-def _vocabulary(store: Store, table: str) -> tuple[pa.Array, np.ndarray]:
+def _with_waiting(store: Store, table: str) -> Vocabulary:
+    """Returns the values of a table and behind them those that wait for a row."""
     values, counts = store.vocabulary(table)
-    return pa.array(values, pa.string()), counts
+    parts, history = [pa.array(values, pa.string())], store.history(table)
+    if history is not None:
+        parts += history.waiting["value"].cast(pa.string()).chunks
+        counts = np.concatenate([counts, history.waiting["count"].to_numpy()])
+    return Vocabulary(pa.concat_arrays(parts), counts)
+
+
+def _without_logged(section: Mapping[str, Any], features: FeatureSpec) -> FeatureSpec:
+    """Leaves out the derived columns that a log has, whose values serving computed."""
+    columns = make_source(section).columns(_LOG)
+    derived = tuple(entry for entry in features.derived if entry.name not in columns)
+    return dataclasses.replace(features, derived=derived)
 
 
 def _section(path: str, source: Mapping[str, Any]) -> dict[str, Any]:

@@ -186,12 +186,23 @@ def test_a_log_of_the_same_requests_has_no_skew_and_a_changed_one_has(data, kind
         assert m.missing[0] == m.missing[1]
     assert not result.exceeded
     price = [None if p is None else 100 * p for p in days[0]["price"]]
-    write({"price": price, "ad": [a.upper() for a in days[0]["ad"]]})
+    hour = [int(time[11:13]) for time in days[0]["time"]]
+    write({"hour": hour})
+    assert compared(stores[0], str(log))[1]["hour"].psi == 0
+    hour = [(h + 1) % 24 for h in hour]  # as a server in another zone computes it
+    write({"price": price, "ad": [a.upper() for a in days[0]["ad"]], "hour": hour})
     limits = dict(psi=0.2, unknown=0.05, mean=0.5, new=0.0, length=0.0)
     result, by_name = compared(stores[0], str(file), thresholds=limits)
-    assert result.exceeded == {"price": ["psi", "mean"], "ad": ["psi", "unknown"]}
+    assert result.exceeded == {"price": ["psi", "mean"], "ad": ["psi", "unknown", "new"]}
     assert [m.name for m in result.features][:2] == ["ad", "price"]
-    assert by_name["ad"].unknown[1] == 1
+    assert by_name["ad"].unknown[1] == by_name["ad"].new == 1
+    assert by_name["hour"].psi > 0
+    # Half of the ids of the log are new. The others have a row or wait for one.
+    write({"ad": [a.upper() if i % 2 else a for i, a in enumerate(days[0]["ad"])]})
+    ad = compared(stores[0], str(file))[1]["ad"]
+    once = [i for i, a in enumerate(days[0]["ad"]) if days[0]["ad"].count(a) == 1]
+    assert ad.new == 0.5
+    assert ad.unknown[1] == 0.5 + sum(i % 2 == 0 for i in once) / ROWS
 
 
 def test_a_threshold_ends_with_status_1_and_the_worst_first(data, capsys):
