@@ -98,7 +98,8 @@ def admit(
 ) -> Admitted:
     """Returns the vocabulary after the counts of some days are added to that of an earlier store.
 
-    Counts that the earlier store has already added for a day are left out. If none are left, the
+    Counts that the earlier store has already added for a day are left out, and those without a day
+    if it has added them together with the same days. If none are left, the
     earlier vocabulary stays as it is. Otherwise these rules hold for all ids that have a row, wait
     or occur:
 
@@ -129,7 +130,7 @@ def admit(
         # A further preparation is the next day.
         newest = history.newest + 1
         seen = dict.fromkeys([newest], next(iter(seen.values()))) if seen else {}
-    sums = {day: _checksum(counts) for day, counts in seen.items() if len(counts)}
+    sums = _checksums(seen)
     before = {s for listed in history.counted.values() for s in listed}
     added = {
         day: digest
@@ -203,6 +204,19 @@ def _grouped(seen: Mapping[int, pa.Table]) -> pa.Table:
     names = {"count_sum": "count", "last_day_max": "last_day"}
     renamed = summed.rename_columns([names.get(n, n) for n in summed.column_names])
     return renamed.select(WITH_DAYS.names).cast(WITH_DAYS)
+
+
+def _checksums(seen: Mapping[int, pa.Table]) -> dict[int, str]:
+    """Returns a checksum of the counts of each day that has ids.
+
+    The one of events without a time also depends on the days that were prepared with them, which
+    tell them from the events without a time of another day.
+    """
+    sums = {day: _checksum(counts) for day, counts in seen.items() if len(counts)}
+    if NO_DAY in sums and len(sums) > 1:
+        text = " ".join(f"{day} {sums[day]}" for day in sorted(sums))
+        sums[NO_DAY] = xxhash.xxh3_64_hexdigest(text.encode())
+    return sums
 
 
 def _checksum(counts: pa.Table) -> str:

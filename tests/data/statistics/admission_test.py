@@ -123,14 +123,18 @@ def test_a_day_that_is_prepared_again_changes_nothing(limits, by_event):
     days = [[(d, f"{i % (7 + d)}") for i in range(d, 30 + 2 * d)] for d in range(1, 5)]
     if not by_event:
         days = [[(0, value) for _, value in events] for events in days]
+    else:  # two days have equal counts of events without a time
+        days = [[*events, (NO_DAY, f"x{d // 2}")] for d, events in enumerate(days)]
     *_, last = chain(days, limits, by_event=by_event)
     for day in days:
         *_, again = chain([*days, day], limits, by_event=by_event)
         assert plain_state(*again[:2]) == plain_state(*last[:2])
         assert again[2].new == again[2].evicted == 0
         assert again[2].lookups == len(day)
+    if by_event and limits == Limits(3, 0, 0, 1000):
+        assert plain_state(*last[:2])[3:5] == (["x0", "x1"], [2, 2])
     if by_event:  # only what has not been counted is added
-        *_, longer = chain([*days, [*days[0], (9, "9")]], limits)
+        *_, longer = chain([*days, [*days[0][:-1], (9, "9")]], limits)
         *_, plain = chain([*days, [(9, "9")]], limits)
         assert plain_state(*longer[:2]) == plain_state(*plain[:2])
 
