@@ -80,9 +80,14 @@ def prepare(chain: Chain, day: int) -> None:
 
 
 def gate(chain: Chain, day: int) -> dict[str, Any]:
-    """Scores yesterday's model and the one in production on a day that neither has seen."""
+    """Scores yesterday's model and the one in production on a day that neither has seen.
+
+    If yesterday's model is in production already, it says so and decides nothing.
+    """
     path = chain.scores(day)
     if not path.exists():
+        if chain.production.resolve() == chain.run(day - 1).resolve():
+            print(f"{chain.run(day - 1)} is in production already: nothing to decide")
         result = _gate(chain, day)
         path.parent.mkdir(parents=True, exist_ok=True)
         json_files.write(path, result)
@@ -93,7 +98,8 @@ def _gate(chain: Chain, day: int) -> dict[str, Any]:
     data = (f"--data={chain.store(day)}", "--split=train")
     conditions = [f"--fail-if={condition}" for condition in CONDITIONS]
     yesterday = chain.run(day - 1)
-    if not chain.production.exists():  # nothing to compare with
+    if not chain.production.exists() or chain.production.resolve() == yesterday.resolve():
+        # Nothing to compare with.
         return jaxrank("evaluate", f"--workdir={yesterday}", *data)
     return jaxrank(
         "evaluate",

@@ -38,6 +38,22 @@ def finished(example, tmp_path_factory, _programs):
     return root, lines
 
 
+def test_a_gate_without_scores_after_its_promotion_decides_nothing(
+    example, tmp_path, monkeypatch, capsys
+):
+    """As if the command was killed between the promotion and a later gate of the same day."""
+    commands, daily = [], example["day"]
+    monkeypatch.setattr(daily, "jaxrank", lambda *argv: commands.append(argv) or {})
+    chain = daily.Chain(tmp_path, "evicting")
+    chain.run(0).mkdir(parents=True)
+    daily.promote(chain, 1, {})
+    verdict = daily.gate(chain, 1)
+    daily.promote(chain, 1, verdict)
+    assert not [flag for flag in commands[0] if flag.startswith(("--against", "--fail-if"))]
+    assert f"{chain.run(0)} is in production already" in capsys.readouterr().out
+    assert chain.production.resolve() == chain.run(0)
+
+
 @pytest.mark.slow
 def test_days_are_scored_before_they_are_trained_on_and_models_replace_others(example, finished):
     root, lines = finished
