@@ -289,10 +289,17 @@ def _ids(name: str, rows: np.ndarray, store: Store, table: Table) -> Column:
         values = list(dict.fromkeys(joined))
         place = {value: i for i, value in enumerate(values)}
         code = np.array([place[value] for value in joined], np.int64)[code]
-    is_ordered = distinct.shape[1] == 1 and table.encoding == "bucket"
-    if is_ordered and distinct[:1] == MISSING_ROW:  # a missing one is last
+    is_bucket = distinct.shape[1] == 1 and table.encoding == "bucket"
+    is_time = table.encoding == "integer" and table.name in _numbers_of_times(store)
+    if is_bucket and distinct[:1] == MISSING_ROW:  # a missing one is last
         values, code = [*values[1:], values[0]], (code - 1) % len(values)
-    return Column(name, values, code.reshape(-1).astype(np.int64), is_ordered)
+    return Column(name, values, code.reshape(-1).astype(np.int64), is_bucket or is_time)
+
+
+def _numbers_of_times(store: Store) -> set[str]:
+    """Returns the names of derived hours and weekdays."""
+    entries = store.spec.features.get("derived", ())
+    return {entry["name"] for entry in entries if entry["kind"] in ("hour", "weekday")}
 
 
 def _joined(values: Sequence[Any]) -> str | None:

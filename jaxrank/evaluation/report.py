@@ -10,6 +10,7 @@ from jaxrank.evaluation.days import DayScore
 from jaxrank.evaluation.evaluate import Evaluation
 from jaxrank.evaluation.requests import WEIGHTING, request_lines
 from jaxrank.evaluation.score import Metrics
+from jaxrank.evaluation.slices import surely_lost
 from jaxrank.metrics.exact import calibration_error
 from jaxrank.metrics.intervals import Z
 from jaxrank.metrics.registry import NORMALIZED, title_of
@@ -297,6 +298,8 @@ def _slices(by: dict[str, Any]) -> list[str]:
         titles = [title_of(c) for c in values[0]["metrics"][task] if c != "examples"]
         header = "".join(f"{title:>19}" for title in titles)
         lines.append(f"{task + ' by ' + by['column']:<32}{'examples':>12}{header}")
+        if not by["is_ordered"]:
+            values = sorted(values, key=lambda entry: -surely_lost(entry, task))  # the worst first
         for entry, name in zip(values, _names(values[:most]), strict=False):
             metrics = entry["metrics"][task]
             spans = entry.get("intervals", {}).get(task, {})
@@ -307,7 +310,7 @@ def _slices(by: dict[str, Any]) -> list[str]:
             )
             lines.append(f"  {name:<30}{metrics['examples']:>12,}{cells}")
         if len(values) > most:
-            rest = "later ones" if by["is_ordered"] else "of fewer rows"
+            rest = "later ones" if by["is_ordered"] else "better or smaller ones"
             lines.append(f"  and {len(values) - most:,} {rest}; --json has all")
         if task in by["gauc"]:
             lines.append(

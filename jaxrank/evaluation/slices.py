@@ -1,5 +1,6 @@
 """Metrics per value of a column or of several, for example per country or per day."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from jaxrank.evaluation.columns import UNKNOWN, Column, column_names, read_colum
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 from jaxrank.metrics.ranking import gauc
+from jaxrank.metrics.registry import NORMALIZED
 
 MAX_VALUES = 100_000  # maximum number of distinct values
 _MAX_SLICES_WITH_INTERVALS = 1_000  # slices, the largest ones, whose metrics have intervals
@@ -22,7 +24,8 @@ class Slices(NamedTuple):
 
     column: name of the column, or names with commas between.
     values: [{"value": the value, "metrics": by task, "intervals": by task}]. Days, hours and
-        buckets of numbers are in their order, other values in descending order of rows. A missing
+        buckets of numbers are in their order. Of other values the worst of the first task are
+        first, see `surely_lost`, and those without an interval are last, by falling rows. A missing
         value is None, and of several columns the value is a list. Floats that are not finite are
         text: "nan", "inf", "-inf". The intervals are [low, high] of each metric. Only the largest
         slices have them.
@@ -184,7 +187,9 @@ def group_metrics(
         for i, task in enumerate(tasks)
         if task.kind == "binary"
     }
-    shown = sorted(order) if groups.is_ordered else order
+    shown = sorted(order)
+    if not groups.is_ordered:
+        shown = sorted(order, key=lambda i: -surely_lost(values[i], tasks[0].name))
     return Slices(
         groups.column,
         [values[i] for i in shown],
@@ -192,6 +197,15 @@ def group_metrics(
         {name: mean.excluded for name, mean in gaucs.items()},
         groups.is_ordered,
     )
+
+
+def surely_lost(entry: Mapping[str, Any], task: str) -> float:
+    """Returns the lower end of the interval of the normalised loss of a slice, by which the worst
+    is first. It is the lowest number where it is undefined.
+    """
+    spans = entry.get("intervals", {}).get(task, {})
+    low = next((span[0] for name, span in spans.items() if name in NORMALIZED and span), None)
+    return -math.inf if low is None or math.isnan(low) else low
 
 
 def metric_intervals(

@@ -47,8 +47,13 @@ def test_each_value_has_the_metrics_of_its_examples(run, predictions):
                 assert score["auc"] == pytest.approx(auc, abs=1e-6)
             else:
                 assert np.isnan(score["auc"])
-    assert counts == sorted(counts, reverse=True)
     assert sum(counts) == 1000
+    bounds = [e["intervals"]["click"]["normalized_entropy"][0] for e in result.by["values"]]
+    defined = [bound for bound in bounds if np.isfinite(bound)]
+    assert len(defined) > 1
+    assert bounds[: len(defined)] == sorted(defined, reverse=True)  # the worst first
+    rest = counts[len(defined) :]
+    assert rest == sorted(rest, reverse=True)
     whole = evaluate.evaluate(str(run[0]))
     assert whole.by is None
     assert result.metrics == whole.metrics
@@ -183,6 +188,8 @@ def test_features_hours_and_buckets_can_be_sliced_and_combined(tmp_path):
 
     hour, groups = values("hour")
     assert hour == hours.tolist()
+    clock, by_clock = values("clock")
+    assert (clock, by_clock.is_ordered) == (hour, True)
     assert groups.is_ordered
     assert groups.values[:-1] == sorted(set(hours.tolist()))
     assert values("day")[0] == day.tolist()
@@ -225,8 +232,10 @@ def _prepared(raw, folder):
     pq.write_table(pa.table(raw), folder / "raw.parquet")
     features = dict(
         tasks=[dict(name="click", label="click")],
+        derived=[dict(name="clock", kind="hour", columns="time")],
         dense=[dict(columns="price", log=True, standardize=True)],
         categorical=[
+            dict(columns="clock", encoding="integer", rows=24),
             dict(columns="device", encoding="vocabulary"),
             dict(columns="pair", encoding="vocabulary", length=2, min_count=2),
         ],

@@ -66,7 +66,7 @@ class Preparation:
         fit_state = self._fit_state(TRAIN, self._settings)
         self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, started)}")
         fitted = fit_state.fitted(earlier)
-        if earlier.vocabularies:
+        if earlier.vocabularies or any(c.waiting or c.dropped for c in fitted.changes.values()):
             for line in statistics_report.vocabulary_lines(fitted.changes):
                 self._report(line)
         return fitted
