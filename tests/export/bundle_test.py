@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from checkout import ROOT
 from every_feature import config, write
 from jaxrank_serving import BundleError, RequestError
 from ml_collections import ConfigDict
