@@ -3,7 +3,7 @@
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ _STRENGTHS = tuple(10.0 ** (i / 2) for i in range(-6, 3))  # C, from 0.001 to 10
 class Baseline(NamedTuple):
     """The regression's metrics, and how they came about.
 
-    metrics: of each binary task on the validation split.
+    metrics: of each binary task on the split that is scored.
     features: "one-hot" or "hashed".
     distinct_ids: in the training split, each feature's own.
     strengths: {task: C}, the inverse strength of the L2 penalty chosen on the validation split.
@@ -130,11 +130,19 @@ def _labelled(blocks: Iterable[Examples], features: Any, task: int) -> _Labelled
     return _Labelled(features, np.concatenate(labels), np.concatenate(weights))
 
 
-def fit(train: Split, valid: Split, schema: Schema) -> Baseline:
-    """Fits a regression to each binary task, and scores it on the validation split.
+def fit(
+    train: Split, valid: Split, schema: Schema, *, score_split: Split | None = None
+) -> Baseline:
+    """Fits a regression to each binary task, and scores it.
 
     Ids are one-hot, each feature's own, up to `MAX_EXACT_IDS` in all and hashed above; numbers are
     scaled to deviation 1. C rises until the validation logloss does.
+
+    Args:
+        train: the training split.
+        valid: the split on which C is chosen.
+        schema: of both.
+        score_split: the split that is scored. None: the validation split.
 
     Raises:
         InputError: no task is binary, or scikit-learn is not installed.
@@ -148,19 +156,22 @@ def fit(train: Split, valid: Split, schema: Schema) -> Baseline:
             f" {', '.join(f'{t.name} of kind {t.kind}' for t in schema.tasks)}."
         )
     features = _Features(train, schema)
-    fits: Callable[[int], Iterator[tuple[float, dict[str, float]]]]
+    scored = (valid,) if score_split is None else (valid, score_split)
+    fits: Callable[[int], Iterator[tuple[float, list[dict[str, float]]]]]
     if features.is_exact:
-        matrices = [_stacked(split, features) for split in (train, valid)]
-        fits = functools.partial(_exact_fits, train, valid, *matrices)
+        train_matrix, *scored_matrices = [_stacked(split, features) for split in (train, *scored)]
+        fits = functools.partial(_exact_fits, train, scored, train_matrix, scored_matrices)
     else:
-        fits = functools.partial(_hashed_fits, train, valid, features)
+        fits = functools.partial(_hashed_fits, train, scored, features)
     metrics: Metrics = {}
     strengths = {}
     for name, task in tasks.items():
+        lowest = None
         for strength, scores in fits(task):
-            if name in metrics and not scores["logloss"] < metrics[name]["logloss"]:
+            if lowest is not None and not scores[0]["logloss"] < lowest:
                 break
-            metrics[name], strengths[name] = scores, strength
+            lowest = scores[0]["logloss"]
+            metrics[name], strengths[name] = scores[-1], strength
     kind = "one-hot" if features.is_exact else "hashed"
     return Baseline(metrics, kind, features.distinct, strengths, time.perf_counter() - started)
 
@@ -172,30 +183,37 @@ def _stacked(split: Split, features: _Features) -> Any:
 
 
 def _exact_fits(
-    train: Split, valid: Split, train_matrix: Any, valid_matrix: Any, task: int
-) -> Iterator[tuple[float, dict[str, float]]]:
-    """(C, metrics) by rising C, each fit from the one before; none where all labels are equal."""
+    train: Split,
+    scored: Sequence[Split],
+    train_matrix: Any,
+    scored_matrices: Sequence[Any],
+    task: int,
+) -> Iterator[tuple[float, list[dict[str, float]]]]:
+    """Yields (C, metrics of each scored split) by rising C, each fit from the one before.
+
+    Yields nothing where all labels are equal.
+    """
     from sklearn.linear_model import LogisticRegression
 
     examples = _labelled(train.blocks(), train_matrix, task).classes()
-    scored = _labelled(valid.blocks(), None, task)
+    targets = [_labelled(split.blocks(), None, task) for split in scored]
     if len(set(examples.labels)) < 2:
         return
     model = LogisticRegression(solver="lbfgs", max_iter=300, tol=1e-5, warm_start=True)
     for strength in _STRENGTHS:
         model.set_params(C=strength)
         model.fit(examples.features, examples.labels, sample_weight=examples.weights)
-        logits = model.decision_function(valid_matrix)
-        yield strength, exact.exact(logits, scored.labels, scored.weights)
+        logits = [model.decision_function(matrix) for matrix in scored_matrices]
+        yield strength, _metrics(logits, targets)
 
 
 def _hashed_fits(
-    train: Split, valid: Split, features: _Features, task: int
-) -> Iterator[tuple[float, dict[str, float]]]:
+    train: Split, scored: Sequence[Split], features: _Features, task: int
+) -> Iterator[tuple[float, list[dict[str, float]]]]:
     """Yields fits like `_exact_fits`, block by block, for data whose matrix is too large."""
     from sklearn.linear_model import SGDClassifier
 
-    scored = _labelled(valid.blocks(), None, task)
+    targets = [_labelled(split.blocks(), None, task) for split in scored]
     for strength in _STRENGTHS:
         alpha = 1 / (strength * max(train.rows, 1))
         model = SGDClassifier(loss="log_loss", alpha=alpha, average=True, random_state=0)
@@ -205,5 +223,14 @@ def _hashed_fits(
                 order = np.random.default_rng(0).permutation(len(examples.labels))
                 matrix, labels, weights = (part[order] for part in examples)
                 model.partial_fit(matrix, labels, classes=[0.0, 1.0], sample_weight=weights)
-        logits = [model.decision_function(features.matrix(block)) for block in valid.blocks()]
-        yield strength, exact.exact(np.concatenate(logits), scored.labels, scored.weights)
+        logits = [
+            np.concatenate([model.decision_function(features.matrix(b)) for b in split.blocks()])
+            for split in scored
+        ]
+        yield strength, _metrics(logits, targets)
+
+
+def _metrics(logits: list[np.ndarray], targets: list[_Labelled]) -> list[dict[str, float]]:
+    """Returns the metrics of each scored split."""
+    pairs = zip(logits, targets, strict=True)
+    return [exact.exact(logit, target.labels, target.weights) for logit, target in pairs]
