@@ -232,7 +232,7 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
     result = train(c, tmp_path / "run", report=lines.append)
     entropy = result.metrics["click"]["normalized_entropy"]
     assert entropy > 1 > result.metrics["conversion"]["normalized_entropy"] - 0.1
-    causes = r"too few steps.*learning rate.*batch norm.*shift between the splits"
+    causes = r"too few steps.*learning rate.*not scaled.*batch norm.*shift between the splits"
     reported = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
     (line,) = (line for line in lines if line.startswith("step 8: "))
     assert re.search(reported, line.splitlines()[1])

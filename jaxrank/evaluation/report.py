@@ -21,9 +21,9 @@ _MIN_SHOWN_SECONDS = 0.05  # seconds of a phase
 _MISSING = "missing"
 _CAUSES = (
     "Likely causes, in this order: too few steps (num_epochs, num_steps); a learning rate that is"
-    " too high or too low (optim.dense.base_learning_rate, optim.tables.base_learning_rate); stale"
-    " statistics of"
-    " batch norm (model.batch_norm_momentum); a shift between the splits."
+    " too high or too low (optim.dense.base_learning_rate, optim.tables.base_learning_rate); large"
+    " numbers that are not scaled (standardize or log in features.dense); stale statistics of batch"
+    " norm (model.batch_norm_momentum); a shift between the splits."
 )
 _NOT_TRAINED = " (not trained)"
 

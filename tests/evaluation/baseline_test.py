@@ -47,7 +47,8 @@ def splits(store):
 
 @pytest.fixture(scope="module")
 def fitted(splits):
-    return baseline.fit(*splits)
+    """C is chosen on the validation split. The training split is scored."""
+    return baseline.fit(*splits, score_split=splits[0])
 
 
 def test_the_regression_is_that_of_scikit_learn_on_one_hot_columns(splits, fitted):
@@ -59,26 +60,28 @@ def test_the_regression_is_that_of_scikit_learn_on_one_hot_columns(splits, fitte
     assert fitted.features == "one-hot"
     assert fitted.distinct_ids == (train_x[:, scaled:] != 0).any(axis=0).sum()
     for i, task in enumerate(("click", "conversion")):
-        known, scored = ~np.isnan(train_y[:, i]), ~np.isnan(valid_y[:, i])
+        known, chosen_on = ~np.isnan(train_y[:, i]), ~np.isnan(valid_y[:, i])
         losses = {}
         for strength in (fitted.strengths[task] * f for f in (10**-0.5, 1, 10**0.5)):
             model = LogisticRegression(C=strength, max_iter=1000, tol=1e-6)
             model.fit(sparse.csr_matrix(train_x[known]), train_y[known, i])
-            p = model.predict_proba(valid_x[scored])[:, 1]
-            losses[strength] = log_loss(valid_y[scored, i], p)
+            p = model.predict_proba(valid_x[chosen_on])[:, 1]
+            losses[strength] = log_loss(valid_y[chosen_on, i], p)
             if strength == fitted.strengths[task]:
-                auc = roc_auc_score(valid_y[scored, i], p)
+                p = model.predict_proba(train_x[known])[:, 1]
+                logloss = log_loss(train_y[known, i], p)
+                auc = roc_auc_score(train_y[known, i], p)
         metrics = fitted.metrics[task]
         assert min(losses, key=losses.get) == fitted.strengths[task]
-        assert metrics["logloss"] == pytest.approx(losses[fitted.strengths[task]], abs=1e-4)
+        assert metrics["logloss"] == pytest.approx(logloss, abs=1e-4)
         assert metrics["auc"] == pytest.approx(auc, abs=1e-3)
-        assert metrics["examples"] == scored.sum()
+        assert metrics["examples"] == known.sum()
 
 
 def test_many_ids_are_hashed_and_score_like_one_hot(splits, fitted, monkeypatch):
     monkeypatch.setattr(baseline, "MAX_EXACT_IDS", 100)
     monkeypatch.setattr(baseline, "_HASHED_COLUMNS", 4096)
-    hashed = baseline.fit(*splits)
+    hashed = baseline.fit(*splits, score_split=splits[0])
     assert hashed.features == "hashed"
     for task, metrics in fitted.metrics.items():
         assert hashed.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=0.05)
@@ -89,6 +92,7 @@ def test_a_finished_run_reports_the_regression_beside_the_model(run):
     result = train(tiny.config(), workdir, report=nothing, baseline=True)
     task = result.baseline["metrics"]["click"]
     assert set(task) == set(result.metrics["click"])
+    assert task["examples"] == result.metrics["click"]["examples"]  # of the same split
     text = report.format_training(result, str(workdir))
     assert re.search(rf"regression +{task['logloss']:.5f} +{task['auc']:.5f}", text)
     difference = abs(result.metrics["click"]["logloss"] / task["logloss"] - 1)
