@@ -1,6 +1,7 @@
 """Effects of features and of pairs of features on labels beyond chance: the prior of a model."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -39,6 +40,16 @@ class _Feature(NamedTuple):
     factor: np.ndarray
 
 
+class _Variance(NamedTuple):
+    """An estimated variance of effects, and its standard error by chance if the truth were 0.
+
+    error: infinite where nothing is known.
+    """
+
+    value: float
+    error: float
+
+
 class Prior(NamedTuple):
     """Standard deviations of effects on the log-odds.
 
@@ -61,8 +72,10 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     V_j by chance, plus variance * V_j^2 where effects differ (method of moments, with weights that
     a single example of a rare id does not dominate). Two standard errors are subtracted. The
     shrunken effects S_j / (V_j + 1 / variance) are included in p for the following features, so
-    that redundant features do not count twice. Variances are means over the binary tasks. That of
-    numbers is at least the mean over features.
+    that redundant features do not count twice. Each variance is then shrunk towards the mean over
+    features, by its error and by how much the variances differ beyond their errors. Without this,
+    the largest of many chance effects would stand out where clicks are rare. Variances are means
+    over the binary tasks. That of numbers is at least the mean over features.
     See `_has_pairs` for the pairs.
 
     References:
@@ -120,10 +133,10 @@ def _variances(
     labels: f64[n], NaN if unknown.
     """
     known = ~np.isnan(labels)
-    variances = dict.fromkeys(features, 0.0)
+    variances = dict.fromkeys(features, _Variance(0.0, math.inf))
     mean = labels[known].mean() if known.any() else 0.0
     if not 0 < mean < 1:
-        return variances, np.zeros(len(labels))
+        return dict.fromkeys(features, 0.0), np.zeros(len(labels))
     labels = np.where(known, labels, 0)
     log_odds = np.full(len(labels), np.log(mean / (1 - mean)))
     for name, (example, index, factor) in features.items():
@@ -131,10 +144,11 @@ def _variances(
         score = np.bincount(index, factor * (labels - p)[example])
         variance = np.bincount(index, factor**2 * (p * (1 - p))[example])
         variances[name] = _effect_variance(score, variance)
-        if variances[name]:
-            effects = score / (variance + 1 / variances[name])
+        if variances[name].value:
+            effects = score / (variance + 1 / variances[name].value)
             log_odds += np.bincount(example, factor * effects[index], len(labels))
-    return variances, log_odds
+    shrunken = _shrunken(list(variances.values()))
+    return dict(zip(features, shrunken, strict=True)), log_odds
 
 
 def _columns(features: Mapping[str, _Feature], dense: np.ndarray) -> list[np.ndarray]:
@@ -172,7 +186,7 @@ def _has_pairs(columns: list[np.ndarray], labels: np.ndarray, log_odds: np.ndarr
     for column in columns:  # numbers are not among the log-odds yet
         p = _probabilities(log_odds, labels, known)
         score, information = (np.bincount(column, x) for x in (labels - p, p * (1 - p)))
-        if variance := _effect_variance(score, information):
+        if variance := _effect_variance(score, information).value:
             log_odds += (score / (information + 1 / variance))[column]
     p = _probabilities(log_odds, labels, known)
     is_first = (np.arange(len(labels)) * 2_654_435_761 >> 7) % 2 == 0
@@ -232,11 +246,11 @@ def _probabilities(log_odds: np.ndarray, labels: np.ndarray, known: np.ndarray) 
     return np.where(known, p, 0)
 
 
-def _effect_variance(score: np.ndarray, variance: np.ndarray) -> float:
+def _effect_variance(score: np.ndarray, variance: np.ndarray) -> _Variance:
     """Estimates the variance of the effects of ids from scores and their variances, f64[ids]."""
     s, v = score[variance > 0], variance[variance > 0]
     if len(v) < 2:
-        return 0.0
+        return _Variance(0.0, math.inf)
     # Frequent ids have less weight, so that not a few of them decide. The intercept takes the mean
     # of the scores, in proportion to the variances.
     weight, share = 1 / (1 + _TYPICAL_VARIANCE * v) ** 2, v / v.sum()
@@ -244,4 +258,27 @@ def _effect_variance(score: np.ndarray, variance: np.ndarray) -> float:
     error = np.sqrt((weight**2 * (2 * v**2 + v)).sum())
     per_variance = (weight * v**2 * (1 - 2 * share + (share**2).sum())).sum()
     above = (weight * s**2).sum() - chance - _STANDARD_ERRORS * error
-    return float(min(max(above, 0) / per_variance, _MAX_VARIANCE))
+    value = float(min(max(above, 0) / per_variance, _MAX_VARIANCE))
+    return _Variance(value, float(error / per_variance))
+
+
+def _shrunken(variances: list[_Variance]) -> list[float]:
+    """Shrinks estimates towards their mean, as random effects whose variance is estimated.
+
+    References:
+        DerSimonian and Laird, Meta-analysis in clinical trials, 1986.
+    """
+    values, errors = np.array(variances).reshape(-1, 2).T
+    weights = 1 / errors**2  # 0 for a feature of a single id
+    known = weights > 0
+    if known.sum() < 2:
+        return [float(value) for value in values]
+    total = weights.sum()
+    mean = (weights * values).sum() / total
+    excess = (weights * (values - mean) ** 2).sum() - (known.sum() - 1)
+    # total - (weights**2).sum() / total, without cancellation where one weight dominates.
+    scale = 2 * np.triu(np.outer(weights, weights / total), 1).sum()
+    # With two or three features their spread is not known. It is at least as wide as their mean.
+    between = max(max(excess, 0.0) / scale, values.mean() ** 2)
+    share = between * weights / (1 + between * weights)
+    return [float(value) for value in share * values + (1 - share) * values.mean()]

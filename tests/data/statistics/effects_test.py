@@ -54,7 +54,7 @@ def test_deviations_are_those_of_the_planted_effects(drawn, monkeypatch):
     assert result["b"] == pytest.approx(0.3, rel=0.25)
     assert result["c"] == effects.MIN_VARIANCE**0.5
     mean = (result["a"] ** 2 + result["b"] ** 2) / 3
-    assert with_least["c"] == pytest.approx((0.7 * mean) ** 0.5)
+    assert with_least["c"] == pytest.approx((0.7 * mean) ** 0.5, rel=1e-3)
 
 
 def test_a_feature_that_says_what_another_says_has_the_least(drawn):
@@ -136,4 +136,16 @@ def test_single_clicks_of_rare_ids_are_no_effect():
         log_odds = -7 + np.linspace(-3, 3, 10)[ids[:, 0]]
         labels = rng.random(ROWS) < 1 / (1 + np.exp(-log_odds))
         result = deviations([block(ids, labels[:, None])], schema("ab"))
-        assert result["b"] == pytest.approx((0.35 * result["a"] ** 2) ** 0.5)  # the least
+        assert result["a"] > 1.2
+        assert result["b"] < (0.55 * result["a"] ** 2) ** 0.5  # half: the mean of a and 0
+
+
+def test_no_feature_stands_out_by_chance():
+    """The largest of many estimates is two standard errors above 0 now and then."""
+    rng = np.random.default_rng(0)
+    names = "abcdefgh"
+    for _ in range(6):
+        ids = rng.integers(0, 12, (ROWS, len(names)))
+        labels = rng.random(ROWS) < 0.005
+        result = deviations([block(ids, labels[:, None])], schema(names))
+        assert max(result.values()) < 1.2 * min(result.values())
