@@ -64,7 +64,7 @@ GENERATED = {
     for crosses in (0.0, 0.4)
 } | {"40 k rows, 10.0% clicks, 18 features": Generated(40_000, 0.1, 0.0, tuple(MANY))}
 # Public sets, and whether the defaults were tuned on them.
-PUBLIC = {"avazu": True, "open_bandit": True, "criteo": False, "ml1m": False}
+PUBLIC = {"avazu": True, "open_bandit": True, "criteo": True, "ml1m": False}
 
 
 def generated(source: Generated, seed: int) -> ConfigDict:
