@@ -148,7 +148,10 @@ UNSUPPORTED = {
         r"convert_element_type has no",
         lambda x, i: x.astype(jnp.float8_e3m4),
     ),
-    "a dtype that ONNX's operation lacks": (r"cannot run the model: .* lt: ", lambda x, i: (x > 0) < (x > 1)),
+    "a dtype that ONNX's operation lacks": (
+        r"cannot run the model: .* lt: ",
+        lambda x, i: (x > 0) < (x > 1),
+    ),
     "a dtype that ONNX Runtime lacks": (
         r"cannot run the model: .*'tanh: ",
         lambda x, i: jnp.tanh(x.astype(jnp.bfloat16)),
