@@ -10,7 +10,7 @@ summed first, and clusters count as independent (Liang & Zeger, Longitudinal Dat
 Generalized Linear Models, Biometrika 1986). Student's quantile corrects for few clusters, whose
 effective number is smaller where their weights differ (Carter, Schnepel & Steigerwald, Asymptotic
 Behavior of a t-Test Robust to Cluster Heterogeneity, Review of Economics and Statistics 2017).
-Sums of clusters are skewed, most of all those of differences between models. Intervals are widened
+Sums of clusters are skewed, most of all for differences between models. Intervals are widened
 by the next term of the Edgeworth expansion (Hall, The Bootstrap and Edgeworth Expansion, 1992).
 
 Labels of examples with weight 0 do not count. Everything is float64.

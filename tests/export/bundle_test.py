@@ -546,7 +546,7 @@ def edited_row(folder):
 
 
 def test_a_bundle_of_format_1_scores_as_its_run_did(tmp_path):
-    """Its scores are those of `predict` of the program that exported it."""
+    """Its scores equal those that `predict` gave in the program that exported it."""
     folder = ROOT / "tests" / "golden" / "bundle_1"
     scorer = jaxrank_serving.load(folder, verify=True)
     rows = {
