@@ -575,9 +575,13 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] 
 def _report_epochs(
     num_epochs: float, run_schedule: RunSchedule, rows: int, batch_size: int, report: Report
 ) -> None:
-    """Reports a run that is much longer than `num_epochs`, because steps are whole batches."""
+    """Reports a run that is much longer than `num_epochs`, because steps are whole batches.
+
+    A benchmark is longer than that, and says nothing.
+    """
     epochs = run_schedule.num_steps * batch_size / rows
-    if num_epochs and epochs > _MORE_EPOCHS * num_epochs:
+    is_rounded = run_schedule.num_steps <= math.ceil(num_epochs * rows / batch_size)
+    if num_epochs and is_rounded and epochs > _MORE_EPOCHS * num_epochs:
         report(
             f"num_epochs={num_epochs} is rounded up to {epochs:.2f} epochs of {rows:,} examples:"
             f" a step takes {batch_size:,}. Lower batch_size to come closer"
