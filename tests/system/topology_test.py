@@ -102,9 +102,8 @@ def test_a_checkpoint_is_opened_without_jaxrank_as_documented(store, tmp_path):
     state = job.program.init()
     job.save(16, state, None)
     job.checkpoints.wait()
-    text = (ROOT / "docs" / "reliability.md").read_text()
-    code = re.search(r"## Opening a checkpoint\n(?:.*\n)*?\n((?:    .*\n|\n)+)", text)[1]
-    code = re.sub("^    ", "", code, flags=re.MULTILINE)
+    text = (ROOT / "docs" / "checkpoints.md").read_text().partition("## Opening a checkpoint\n")[2]
+    code = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)[1]
     assert "jaxrank" not in code
     code = code.replace("/tmp/run/checkpoints/977", f"{tmp_path}/checkpoints/16")
     code += f"\nassert jax.device_count() == 1\nnp.save('{tmp_path}/rows.npy', rows)"
