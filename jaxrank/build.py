@@ -225,11 +225,20 @@ def ranked_tasks(config: ConfigDict) -> tuple[str, ...]:
     return task_losses.request_tasks(to_plain(config.task_losses), alone=True)
 
 
+def has_request_loss(config: ConfigDict) -> bool:
+    """Returns True if a loss compares the examples of a request.
+
+    Only such a loss needs packs. They leave out negatives of large requests, so that they would
+    bias the predictions of any other loss.
+    """
+    return bool(task_losses.request_tasks(to_plain(config.task_losses)))
+
+
 def check_requests(config: ConfigDict, split: Split) -> None:
     """Checks that a training split has the requests that losses compare.
 
     Args:
-        split: in packs if it has requests.
+        split: see `pack_split`.
 
     Raises:
         InputError: it has none.
@@ -324,7 +333,12 @@ class Workload(NamedTuple):
 
 
 def pack_split(config: ConfigDict, split: Split) -> Split:
-    """Returns a training split in packs if it has requests; see `batches.packs`."""
+    """Returns a training split in packs if it has requests and a loss compares their examples.
+
+    See `batches.packs`.
+    """
+    if not has_request_loss(config):
+        return split
     pack = packing.group_size(config.batch_size, config.data.shards)
     return pack_requests(split, pack, config.seed)
 

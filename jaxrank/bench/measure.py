@@ -23,6 +23,7 @@ from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, find_limit, recommend
+from jaxrank.build import pack_split
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.report import Report
@@ -263,7 +264,7 @@ def _input_stages(run: Run, data: Mapping[str, Any], seconds: float) -> dict[str
     def make(split: Split) -> Any:
         return runs.make_batches(
             on_one_thread,
-            split,
+            pack_split(run.config, split),
             program.predictor.layout,
             batch_size=program.shape.batch_size,
             steps_per_execution=run.steps_per_execution,

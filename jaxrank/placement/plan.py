@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from jaxrank import config as configs
 from jaxrank import defaults, embedding
 from jaxrank.build import (
+    has_request_loss,
     make_list_room,
     make_run_schedule,
     make_workload,
@@ -186,7 +187,7 @@ def plan_list_room(config: ConfigDict, data: PlanInputs, report: Report) -> List
         batch_size=config.batch_size,
         shards=config.data.shards,
         list_slack=config.data.list_slack,
-        has_requests=bool(config.features.get("group", "")),
+        has_requests=has_request_loss(config),
     )
     for name, ids in lists.capacities.items():
         report(

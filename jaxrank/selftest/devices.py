@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
-from jaxrank.build import make_step_spec
+from jaxrank.build import make_step_spec, pack_split
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.program import CompiledSteps
 from jaxrank.run import Run
@@ -98,7 +98,7 @@ def _alone(run: Run, device: Any, executions: int) -> Trained:
     single = CompiledSteps(step_spec, mesh, program.shape)
     batches = runs.make_batches(
         {**config.data, "num_workers": 0, "prefetch_batches": 0},
-        run.train_split,
+        pack_split(config, run.train_split),
         program.predictor.layout,
         batch_size=config.batch_size,
         steps_per_execution=run.steps_per_execution,

@@ -171,7 +171,8 @@ def report_packs(split: Split, report: Report) -> None:
     if split.cut:
         report(
             f"{split.large:,} requests have more than {split.pack} examples: {split.cut:,} of their"
-            " examples are left out, negatives first. A larger batch_size / data.shards, up to 512,"
+            " examples are left out, negatives first. No loss is corrected for them, so predictions"
+            " of a pointwise loss are too high. A larger batch_size / data.shards, up to 512,"
             " keeps more"
         )
 

@@ -16,7 +16,6 @@ import numpy as np
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.buffers import BufferPool, add_step_axis, batch_bytes
-from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.room import Room, list_room, make_order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.batches.workers import WorkerExecutions
@@ -78,7 +77,7 @@ class TrainBatches:
             state, metrics = train_step(state, batch)
 
     Args:
-        split: the training split.
+        split: the training split, in packs if a loss compares the examples of requests.
         layout: of the store's schema.
         batch_size: examples of the global batch.
         steps_per_execution: number of batches per execution.
@@ -137,7 +136,6 @@ class TrainBatches:
                 "data.num_workers: must divide the shards of a process: found"
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
             )
-        split = pack_requests(split, packing.group_size(batch_size, shards), seed)
         line = make_order(split, seed=seed, shards=shards, window_blocks=window_blocks, order=order)
         self._share = batch_size // shards
         self.list_room = list_room(

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrank.data.batches import packing
-from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.store.split import Split
 from jaxrank.layout import Layout
@@ -77,7 +76,6 @@ def list_room(
         others: see `TrainBatches`.
     """
     group = packing.group_size(batch_size, shards)
-    split = pack_requests(split, group, seed)
     has_requests = split.pack > 0
     stacks = [stack for stack in layout.stacks if stack.lists]
     if stacks and on_overflow == "error":

@@ -3,10 +3,13 @@
 import numpy as np
 import preparations
 import pytest
+import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparations import files, run
+from variants import changed
 
+from jaxrank import build
 from jaxrank.data.batches.packs import PackedSplit, assign_packs, pack_requests, report_packs
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.store.reader import open_store
@@ -84,27 +87,32 @@ def test_a_request_larger_than_a_pack_keeps_its_positives(split):
     report_packs(packed, lines.append)
     assert f"{packed.fillers / packed.rows:.2%} of the examples of a batch are fillers" in lines[0]
     assert f"{packed.large} requests have more than 16 examples: {packed.cut} of" in lines[1]
+    assert "No loss is corrected for them" in lines[1]
     other = PackedSplit(split, 16, seed=2)
     assert (other.block_rows == packed.block_rows).all()
     blocks = range(len(split.block_rows))
     assert any((other.read_block(i).dense != packed.read_block(i).dense).any() for i in blocks)
 
 
+SETTINGS = dict(
+    batch_size=128,
+    steps_per_execution=2,
+    seed=5,
+    shards=4,
+    window_blocks=2,
+    num_workers=0,
+    prefetch_batches=0,
+    list_slack=8.0,
+    on_overflow="error",
+    num_steps=14,
+)
+
+
 def batches(split, schema, **changes):
-    settings = dict(
-        batch_size=128,
-        steps_per_execution=2,
-        seed=5,
-        shards=4,
-        window_blocks=2,
-        num_workers=0,
-        prefetch_batches=0,
-        list_slack=8.0,
-        on_overflow="error",
-        num_steps=14,
-    )
     lay = layout(schema, {t.name: 4 for t in schema.tables})
-    return TrainBatches(split, lay, **settings | changes)
+    settings = SETTINGS | changes
+    packed = pack_requests(split, settings["batch_size"] // settings["shards"], settings["seed"])
+    return TrainBatches(packed, lay, **settings)
 
 
 def steps(loader):
@@ -138,6 +146,17 @@ def test_batches_depend_on_seed_and_step_alone(split, tmp_path):
     seen = np.concatenate([b["dense"][b["weights"][:, 0] > 0, 0] for b in whole[:first_pass]])
     assert len(set(seen)) == len(seen)
     assert set(numbers) == {v for i in range(len(split.block_rows)) for v in _real(packed, i)}
+
+
+def test_without_a_loss_of_requests_training_has_no_packs(split):
+    config = tiny.config()
+    assert build.pack_split(config, split) is split
+    schema = open_store(split.path.parent).schema
+    lay = layout(schema, {t.name: 4 for t in schema.tables})
+    loader = TrainBatches(split, lay, **SETTINGS)
+    assert next(loader).requests == ()
+    changed(config, {"task_losses.click": "pairwise"})
+    assert build.pack_split(config, split).pack == 128 // 8
 
 
 def _real(packed, index):
