@@ -20,13 +20,17 @@ from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.room import ListRoom, list_room
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.features import Schema, Task
+from jaxrank.features import MAX_GROUP, Schema, Task
 from jaxrank.layout import Layout
 from jaxrank.metrics.early_stopping import Ranked, check_metric, monitored_tasks
 from jaxrank.models.registry import RANKER
 from jaxrank.outputs import check_parents, idle_tasks
 from jaxrank.program import Predictor
 from jaxrank.run_schedule import RunSchedule
+
+# Smaller packs hold few requests of several examples, so a loss of requests trains little.
+MIN_PACK = 16
+_EVEN_SHARE = 64  # a multiple of it has a divisor of 64 or more
 
 
 def table_dims(schema: Schema, config: ConfigDict) -> dict[str, int]:
@@ -241,7 +245,7 @@ def check_requests(config: ConfigDict, split: Split) -> None:
         split: see `pack_split`.
 
     Raises:
-        InputError: it has none.
+        InputError: it has none, or its packs are smaller than MIN_PACK.
     """
     for task in task_losses.request_tasks(to_plain(config.task_losses)):
         if not split.pack:
@@ -250,6 +254,15 @@ def check_requests(config: ConfigDict, split: Split) -> None:
                 f"task_losses.{task}: {name!r} must have requests to compare the examples of: found"
                 f" none in {split.path}. Set features.group and prepare the data again, without"
                 " data.direct."
+            )
+        if split.pack < MIN_PACK:
+            shards = config.data.shards
+            share = max(1, round(config.batch_size / shards / _EVEN_SHARE)) * _EVEN_SHARE
+            raise InputError(
+                f"batch_size: batch_size / data.shards must have a divisor from {MIN_PACK} to"
+                f" {MAX_GROUP}, so that the loss of task_losses.{task} can compare the examples of"
+                f" a pack: found batch_size={config.batch_size}, data.shards={shards}, packs of"
+                f" {split.pack}. Set batch_size={share * shards}."
             )
 
 

@@ -24,11 +24,15 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import positions
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.features import PAD
+from jaxrank.features import MAX_GROUP, PAD
 from jaxrank.report import Report
 
 _CUT = 2  # purpose of a random stream; see `shuffle_order`
 _FILLER = -1
+_LARGER_PACK = (
+    " A pack is the largest divisor of batch_size / data.shards up to"
+    f" {MAX_GROUP}: a larger one keeps more"
+)
 
 
 class PackedSplit(Split):
@@ -172,8 +176,7 @@ def report_packs(split: Split, report: Report) -> None:
         report(
             f"{split.large:,} requests have more than {split.pack} examples: {split.cut:,} of their"
             " examples are left out, negatives first. No loss is corrected for them, so predictions"
-            " of a pointwise loss are too high. A larger batch_size / data.shards, up to 512,"
-            " keeps more"
+            " of a pointwise loss are too high." + (_LARGER_PACK if split.pack < MAX_GROUP else "")
         )
 
 

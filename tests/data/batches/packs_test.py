@@ -88,6 +88,7 @@ def test_a_request_larger_than_a_pack_keeps_its_positives(split):
     assert f"{packed.fillers / packed.rows:.2%} of the examples of a batch are fillers" in lines[0]
     assert f"{packed.large} requests have more than 16 examples: {packed.cut} of" in lines[1]
     assert "No loss is corrected for them" in lines[1]
+    assert "largest divisor of batch_size / data.shards up to 512" in lines[1]
     other = PackedSplit(split, 16, seed=2)
     assert (other.block_rows == packed.block_rows).all()
     blocks = range(len(split.block_rows))
@@ -157,6 +158,14 @@ def test_without_a_loss_of_requests_training_has_no_packs(split):
     assert next(loader).requests == ()
     changed(config, {"task_losses.click": "pairwise"})
     assert build.pack_split(config, split).pack == 128 // 8
+
+
+def test_an_uneven_batch_size_makes_no_tiny_packs(split):
+    config = changed(tiny.config(), {"task_losses.click": "pairwise", "batch_size": 4168})
+    with pytest.raises(InputError, match=r"=4168, data.shards=8, packs of 1. Set batch_size=4096"):
+        build.check_requests(config, build.pack_split(config, split))
+    config.batch_size = 4096
+    build.check_requests(config, build.pack_split(config, split))
 
 
 def _real(packed, index):
