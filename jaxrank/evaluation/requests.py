@@ -8,7 +8,7 @@ import pyarrow as pa
 from ml_collections import ConfigDict
 
 from jaxrank.build import ranked_tasks
-from jaxrank.data.examples import candidates
+from jaxrank.data.examples import candidates, request_starts
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.evaluation.columns import coded
@@ -64,17 +64,22 @@ def read_requests(split: Split, column: str) -> Requests:
         InputError: the column holds lists.
     """
     values: list[pa.Array] = []
-    hashes: list[np.ndarray] = []
+    numbers: list[np.ndarray] = []
+    count = 0
     standing: list[np.ndarray] = []
     for block in split.blocks():
         standing.append(candidates(block.labels, block.logit_correction))
         if block.requests is not None:
-            hashes.append(block.requests[:, 0])
+            # Per block, which a request never leaves: days may share hashes.
+            is_start = np.zeros(block.rows, np.int64)
+            is_start[request_starts(block.requests[:, 0])] = 1
+            numbers.append(count - 1 + np.cumsum(is_start))
+            count += int(is_start.sum())
         else:  # read directly, or prepared by an earlier version
             assert block.kept is not None
             values.append(block.kept.column(column))
-    if hashes:
-        return Requests(np.concatenate(hashes), np.concatenate(standing))
+    if numbers:
+        return Requests(np.concatenate(numbers), np.concatenate(standing))
     codes = coded(values, column, "features.group")
     code = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     missing = codes.dictionary.is_null().to_numpy(zero_copy_only=False)

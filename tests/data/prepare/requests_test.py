@@ -10,6 +10,7 @@ from jaxrank.data.prepare import gather_unit, scatter
 from jaxrank.data.prepare.runners import Local
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
+from jaxrank.evaluation.requests import read_requests
 
 GROUPED = FEATURES | dict(group="user", keep=["n", "user"])
 
@@ -105,6 +106,8 @@ def test_an_example_without_a_request_is_alone_and_days_are_apart(tmp_path):
         (block,) = store.split(f"train/2024-05-0{day}").blocks()
         sizes = np.unique(block.requests[:, 0], return_counts=True)[1]
         assert sorted(sizes) == [1, 1, 4]
+    code = read_requests(store.split("train"), "user").code
+    assert sorted(np.unique(code, return_counts=True)[1]) == [1, 1, 1, 1, 4, 4]
 
 
 def test_a_column_of_lists_is_no_request(tmp_path):
