@@ -107,9 +107,10 @@ def calibrate(
     origin = {"method": method, "split": name, "tasks": [tasks[i] for i in maps]}
     parents = task_parents(saved.config.model, schema)
     calibration = Calibration(maps, parents, origin)
-    if processes.is_first():
-        sums = run.checkpoints.saved_checksums(step)["weights"]
-        files.save(run.directory, step, calibration, tasks, sums)
+    sums = run.checkpoints.saved_checksums(step)["weights"]  # exchanged between the processes
+    with processes.together():
+        if processes.is_first():
+            files.save(run.directory, step, calibration, tasks, sums)
     return Calibrated(
         step=step,
         method=method,

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -5,10 +7,12 @@ import tiny
 from runs import nothing
 
 from jaxrank import cli
+from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation.calibrate import calibrate, describe
 from jaxrank.metrics import exact
+from jaxrank.runtime import processes
 from jaxrank.train import train
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -68,3 +72,16 @@ def test_a_calibration_is_used_until_it_is_removed(trained):
 def test_what_cannot_be_calibrated_is_rejected(trained, arguments, message):
     with pytest.raises(InputError, match=message):
         calibrate(str(trained), **arguments)
+
+
+def test_all_processes_exchange_the_checksums_and_only_the_first_writes(trained, monkeypatch):
+    exchanged = []
+    read = Checkpoints.saved_checksums
+    monkeypatch.setattr(
+        Checkpoints, "saved_checksums", lambda *args: exchanged.append(args[1]) or read(*args)
+    )
+    other = SimpleNamespace(is_first=lambda: False, together=processes.together)
+    monkeypatch.setattr("jaxrank.evaluation.calibrate.processes", other)
+    result = calibrate(str(trained), split="train", measure_on="valid", report=nothing)
+    assert exchanged == [result.step]
+    assert not (trained / "calibration" / f"{result.step}.json").exists()
