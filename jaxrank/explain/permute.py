@@ -66,7 +66,8 @@ def groups(schema: Schema, requested: Sequence[str]) -> dict[str, tuple[str, ...
             is a group by itself.
 
     Raises:
-        InputError: a group is not of this form, or a pattern matches nothing.
+        InputError: a group is not of this form, a pattern matches nothing, or a name or a feature
+            belongs to two groups.
     """
     of_units, result, grouped = units(schema), dict[str, tuple[str, ...]](), set[str]()
     for text in requested:
@@ -82,9 +83,24 @@ def groups(schema: Schema, requested: Sequence[str]) -> dict[str, tuple[str, ...
                     f" {pattern!r}{nearest(pattern, of_units)}."
                 )
             names |= dict.fromkeys(matched)
+        if name in result:
+            raise InputError(f"--group: must have a name for each group: found {name!r} twice.")
+        shared = [unit for unit in names if unit in grouped]
+        if shared:
+            raise InputError(
+                f"--group: must put each feature in one group: found {shared[0]!r} of {text!r} in"
+                " an earlier one too."
+            )
         result[name] = tuple(feature for unit in names for feature in of_units[unit])
         grouped |= names.keys()
-    return result | {unit: of for unit, of in of_units.items() if unit not in grouped}
+    alone = {unit: of for unit, of in of_units.items() if unit not in grouped}
+    for name in result:
+        if name in alone:
+            raise InputError(
+                "--group: must have another name than a feature outside all groups: found"
+                f" {name!r}."
+            )
+    return result | alone
 
 
 def permuted(

@@ -79,11 +79,22 @@ def test_groups_join_features_and_leave_the_others_alone():
 
 
 @pytest.mark.parametrize(
-    ("group", "message"), [("ids", "NAME=FEATURES: found 'ids'"), ("a=itm", "'itm'.*'item'")]
+    ("requested", "message"),
+    [
+        (["ids"], "NAME=FEATURES: found 'ids'"),
+        (["a=itm"], "'itm'.*'item'"),
+        (["age=pair"], "another name than a feature outside all groups: found 'age'"),
+        (["a=pair", "a=item"], "a name for each group: found 'a' twice"),
+        (["a=pair", "b=pa*,item"], r"in one group: found 'pair' of 'b=pa\*,item' in an earlier"),
+    ],
 )
-def test_invalid_groups_are_named(group, message):
+def test_invalid_groups_are_named(requested, message):
     with pytest.raises(InputError, match=f"--group: .*{message}"):
-        groups(SCHEMA, [group])
+        groups(SCHEMA, requested)
+
+
+def test_a_group_may_have_the_name_of_a_feature_in_it():
+    assert groups(SCHEMA, ["item=pair,item"])["item"] == ("pair", "item")
 
 
 @pytest.mark.usefixtures("shared_programs")
