@@ -278,7 +278,9 @@ def _draw_reliability(args: argparse.Namespace, buckets: Any, report: Callable) 
     """Draws the reliability diagram of --picture."""
     from jaxrank.evaluation import report as summary
 
-    if args.picture and processes.is_first():
+    if args.picture and not buckets:
+        report("no picture: no task has probabilities, because all are trained by ranking alone")
+    elif args.picture and processes.is_first():
         from jaxrank import plots
 
         plots.draw_panels(summary.reliability_panels(buckets), [args.picture])

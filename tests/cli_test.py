@@ -1,3 +1,4 @@
+import argparse
 import collections
 import json
 import os
@@ -113,6 +114,13 @@ def test_a_picture_that_cannot_be_written_is_rejected_before_the_work(tmp_path, 
         with pytest.raises(InputError, match=rf"^--picture: .*{result}"):
             cli.run([*args, f"--config={TINY}", f"--picture={picture}"])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_ranked_tasks_alone_have_no_picture(tmp_path):
+    args, lines = argparse.Namespace(picture=str(tmp_path / "a.png")), []
+    cli._draw_reliability(args, {}, lines.append)
+    assert "no task has probabilities" in lines[0]
+    assert not (tmp_path / "a.png").exists()
 
 
 @pytest.mark.parametrize("tunables", [None, "glibc.malloc.check=0"])
