@@ -1,6 +1,7 @@
 """Calibrates the predictions of a checkpoint, and measures the result on another split."""
 
 import time
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ def calibrate(
             path.unlink(missing_ok=True)
         seconds = time.perf_counter() - started
         return Calibrated(step, method, name, "", {}, {}, {}, "", where, seconds)
-    schema = saved.schema
+    schema, ranked = saved.schema, run.requests.ranked
     other = open_run(workdir, data=data, split=measured_on, batch_size=batch_size)
     for opened in (run, other):
         scoring.check_labelled(opened.split)
@@ -99,10 +100,10 @@ def calibrate(
     )
     if name == saved.config.data.train:
         report(f"--split={name}: the model was trained on these labels, and looks better there")
-    maps, skipped = _fit(fitted_on, schema, method, str(run.split.path))
+    maps, skipped = _fit(fitted_on, schema, method, str(run.split.path), ranked)
     if not maps:
         reasons = ", ".join(f"{task}: {why}" for task, why in skipped.items())
-        raise InputError(f"{run.split.path}: must have labels to calibrate on: found {reasons}.")
+        raise InputError(f"{run.split.path}: must have a task to calibrate: found {reasons}.")
     tasks = [task.name for task in schema.tasks]
     origin = {"method": method, "split": name, "tasks": [tasks[i] for i in maps]}
     parents = task_parents(saved.config.model, schema)
@@ -116,8 +117,8 @@ def calibrate(
         method=method,
         split=name,
         measured_on=measured_on,
-        before=_measure(measured, schema),
-        after=_measure(scoring.calibrated(measured, calibration), schema),
+        before=_measure(measured, schema, ranked),
+        after=_measure(scoring.calibrated(measured, calibration), schema, ranked),
         skipped=skipped,
         path=str(path),
         checkpoint=where,
@@ -126,13 +127,16 @@ def calibrate(
 
 
 def _fit(
-    scored: Scored, schema: Schema, method: str, data: str
+    scored: Scored, schema: Schema, method: str, data: str, ranked: Collection[str]
 ) -> tuple[dict[int, LogitMap], dict[str, str]]:
     """Returns the map of each task, and why others have none."""
     maps, skipped = {}, {}
     for i, task in enumerate(schema.tasks):
         if task.kind != "binary":
             skipped[task.name] = f"its kind is {task.kind}"
+            continue
+        if task.name in ranked:
+            skipped[task.name] = "it is trained by ranking alone, without probabilities"
             continue
         x, y, w = (np.asarray(a[:, i], np.float64) for a in scored)
         x, y, w = (a[w > 0] for a in (x, y, w))
@@ -144,11 +148,13 @@ def _fit(
     return maps, skipped
 
 
-def _measure(scored: Scored, schema: Schema) -> dict[str, dict[str, float]]:
-    """Returns {task: {metric: value}} of the binary tasks."""
+def _measure(
+    scored: Scored, schema: Schema, ranked: Collection[str]
+) -> dict[str, dict[str, float]]:
+    """Returns {task: {metric: value}} of the binary tasks that have probabilities."""
     result = {}
     for i, task in enumerate(schema.tasks):
-        if task.kind == "binary":
+        if task.kind == "binary" and task.name not in ranked:
             x, y, w = (a[:, i] for a in scored)
             metrics = exact.exact(x, y, w)
             buckets = exact.calibration_buckets(x, y, w)

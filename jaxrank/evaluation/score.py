@@ -195,7 +195,9 @@ def evaluate(
         spans[task.name] = slices.metric_intervals(
             metrics[task.name], logits, labels, weight, task.kind, code
         )
-    sliced = slices.group_metrics(groups, tasks, *scored, clusters) if groups else None
+    sliced = None
+    if groups:
+        sliced = slices.group_metrics(groups, tasks, *scored, clusters, requests.ranked)
     described = None
     if requests.column:
         of_split = read_requests(split, requests.column)

@@ -1,7 +1,7 @@
 """Metrics per value of a column or of several, for example per country or per day."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,9 @@ class Slices(NamedTuple):
 
     column: name of the column, or names with commas between.
     values: [{"value": the value, "metrics": by task, "intervals": by task}]. Days, hours and
-        buckets of numbers are in their order. Of other values the worst of the first task are
-        first, see `surely_lost`, and those without an interval are last, by falling rows. A missing
+        buckets of numbers are in their order. Of other values the worst of the first task that has
+        probabilities are first, see `surely_lost`. Those without an interval are last, by falling
+        rows, and so are all values if no task has probabilities. A missing
         value is None, and of several columns the value is a list. Floats that are not finite are
         text: "nan", "inf", "-inf". The intervals are [low, high] of each metric. Only the largest
         slices have them.
@@ -146,6 +147,7 @@ def group_metrics(
     labels: np.ndarray,
     weights: np.ndarray,
     clusters: Clusters | None = None,
+    ranked: Collection[str] = (),
 ) -> Slices:
     """Computes the metrics of each group of a split.
 
@@ -154,6 +156,7 @@ def group_metrics(
         tasks: of the run.
         logits, labels, weights: f32[n, tasks], of all examples in stored order.
         clusters: of the examples, for the intervals.
+        ranked: tasks whose scores are no probabilities.
     """
     members = groups.members()
     values: list[dict[str, Any]] = [
@@ -189,7 +192,8 @@ def group_metrics(
     }
     shown = sorted(order)
     if not groups.is_ordered:
-        shown = sorted(order, key=lambda i: -surely_lost(values[i], tasks[0].name))
+        first = next((task.name for task in tasks if task.name not in ranked), "")
+        shown = sorted(order, key=lambda i: -surely_lost(values[i], first))
     return Slices(
         groups.column,
         [values[i] for i in shown],

@@ -6,7 +6,7 @@ References:
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +22,12 @@ from jaxrank.evaluation.slices import Groups
 from jaxrank.explain.permute import ExamplesInMemory, groups, permuted
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
-from jaxrank.metrics.registry import METRICS, TITLES
+from jaxrank.metrics.registry import BY_NAME, METRICS, TITLES
 from jaxrank.report import Report
 
 ROWS = 100_000
 _SLICES = 20  # of most examples
+_UNMEASURED = "a count that is trained by ranking alone has neither a loss nor an AUC"
 
 
 class Importance(NamedTuple):
@@ -34,7 +35,8 @@ class Importance(NamedTuple):
 
     base: {task: {metric: value}} of the model as it is.
     changes: {group: {task: {metric: [change, low, high]}}}, the change by permuting the features of
-        the group, with its 95% interval. Of the loss, and of the AUC of a binary task.
+        the group, with its 95% interval. Of the loss, and of the AUC of a binary task. A task that
+        is trained by ranking alone has no loss as a probability, so it has only its AUC.
     by: {column, values: [{value, examples, changes}]}, if requested.
     groups: {group: its features}.
     """
@@ -75,7 +77,8 @@ def explain(
         seed: of the permutations.
 
     Raises:
-        InputError: see `evaluate.evaluate`, or a group or `rows` is invalid.
+        InputError: see `evaluate.evaluate`, or a group or `rows` is invalid, or no task has a
+            metric.
     """
     started = time.perf_counter()
     if rows < 2:
@@ -84,6 +87,16 @@ def explain(
     scoring.check_labelled(run.split)
     schema = run.predictor.layout.schema
     named = groups(schema, group)
+    metrics = _names(schema.tasks, run.requests.ranked)
+    for task in schema.tasks:
+        if task.name not in metrics:
+            report(f"{task.name} is left out: {_UNMEASURED}")
+    if not metrics:
+        names = ", ".join(task.name for task in schema.tasks)
+        raise InputError(
+            f"{workdir}: must have a task with a loss or an AUC to measure importance by: found"
+            f" {names}: {_UNMEASURED}."
+        )
     slices, clusters = run.groups(by), run.clusters()
     step, (weights, calibration) = run.checkpoints.read(
         checkpoint, lambda step: (run.weights(step), run.calibration(step))
@@ -113,9 +126,9 @@ def explain(
     for number, (name, features) in enumerate(named.items()):
         order = np.random.default_rng([seed, number]).permutation(examples.rows)
         after = scored(permuted(examples, schema, features, order))
-        changes[name] = _changes(base, after, schema.tasks, every, code)
+        changes[name] = _changes(base, after, schema.tasks, metrics, every, code)
         for (_, inside), entry in zip(members, by_slice, strict=True):
-            entry[name] = _changes(base, after, schema.tasks, inside, code)
+            entry[name] = _changes(base, after, schema.tasks, metrics, inside, code)
     sliced = None
     if slices is not None:
         values = [
@@ -128,7 +141,7 @@ def explain(
         checkpoint=run.checkpoints.directory(step),
         data=str(run.split.path),
         rows=examples.rows,
-        base=_metrics(base, schema.tasks, every),
+        base=_metrics(base, schema.tasks, metrics, every),
         changes=changes,
         by=sliced,
         groups=named,
@@ -156,17 +169,30 @@ def _members(groups: Groups | None, rows: int) -> list[tuple[Any, np.ndarray]]:
     return [(groups.values[i], members[i]) for i in largest if len(members[i])]
 
 
-def _names(task: Task) -> list[str]:
-    """Returns the loss of a task, and AUC if it is binary."""
-    return [metric.name for metric in METRICS[task.kind]][: 2 if task.kind == "binary" else 1]
+def _names(tasks: Sequence[Task], ranked: Collection[str]) -> dict[str, list[str]]:
+    """Returns the loss of each task, and AUC if it is binary. Tasks without a metric are absent.
+
+    Args:
+        ranked: tasks whose scores are no probabilities, so that their loss has no meaning.
+    """
+    result = {}
+    for task in tasks:
+        names = [metric.name for metric in METRICS[task.kind]][: 2 if task.kind == "binary" else 1]
+        names = names[1:] if task.name in ranked else names
+        if names:
+            result[task.name] = names
+    return result
 
 
-def _metrics(scored: Scored, tasks: Sequence[Task], rows: np.ndarray) -> dict[str, Any]:
+def _metrics(
+    scored: Scored, tasks: Sequence[Task], names: Mapping[str, list[str]], rows: np.ndarray
+) -> dict[str, Any]:
     result = {}
     for i, task in enumerate(tasks):
-        x, y, w = (a[rows, i] for a in scored)
-        metrics = exact.exact(x, y, w, task.kind)
-        result[task.name] = {name: metrics[name] for name in _names(task)}
+        if task.name in names:
+            x, y, w = (a[rows, i] for a in scored)
+            metrics = exact.exact(x, y, w, task.kind)
+            result[task.name] = {name: metrics[name] for name in names[task.name]}
     return result
 
 
@@ -174,14 +200,17 @@ def _changes(
     base: Scored,
     after: Scored,
     tasks: Sequence[Task],
+    names: Mapping[str, list[str]],
     rows: np.ndarray,
     clusters: np.ndarray | None,
 ) -> dict[str, Any]:
     """Returns {task: {metric: [change, low, high]}} on some of the examples."""
-    before, now = (_metrics(scored, tasks, rows) for scored in (base, after))
+    before, now = (_metrics(scored, tasks, names, rows) for scored in (base, after))
     inside = None if clusters is None else clusters[rows]
     result = {}
     for i, task in enumerate(tasks):
+        if task.name not in names:
+            continue
         weights = base.weights[rows, i]
         influences = [
             intervals.influences(s.logits[rows, i], s.labels[rows, i], weights, task.kind)
@@ -190,7 +219,7 @@ def _changes(
         widths = intervals.half_widths(influences[0], weights, influences[1], inside)
         result[task.name] = {
             name: [change - half * side for side in (0, 1, -1)]
-            for name in _names(task)
+            for name in names[task.name]
             for change, half in [(now[task.name][name] - before[task.name][name], widths[name])]
         }
     return result
@@ -219,9 +248,10 @@ def _table(base: dict[str, dict[str, float]], changes: dict[str, Any], where: st
 
 
 def _sorted(changes: dict[str, Any], task: str) -> list[str]:
-    """Returns the groups by the change of the loss, the largest first."""
-    loss = next(iter(next(iter(changes.values()))[task]))
-    return sorted(changes, key=lambda group: -changes[group][task][loss][0])
+    """Returns the groups by the change of the first metric, the one that loses most first."""
+    name = next(iter(next(iter(changes.values()))[task]))
+    sign = 1 if BY_NAME[name].higher_is_better else -1
+    return sorted(changes, key=lambda group: sign * changes[group][task][name][0])
 
 
 def panels(result: Importance) -> list[dict[str, Any]]:

@@ -259,3 +259,15 @@ def test_results_of_ordered_columns_keep_their_order():
         by_value = {entry["value"]: entry["intervals"]["click"] for entry in result.values}
         assert np.isnan(by_value["a"]["auc"]).all()  # fewer clusters than needed
         assert np.isfinite(by_value["b"]["auc"]).all()
+
+
+def test_values_are_not_sorted_by_the_loss_of_a_ranked_task():
+    code = np.repeat([0, 1, 2], [30, 20, 25])
+    logits = np.random.default_rng(0).normal(size=(75, 2))
+    logits[code == 1, 0], logits[code == 2, 1] = 9, 9  # the worst of each task
+    labels, ones = np.tile([0.0, 0.0, 1.0], 25)[:, None].repeat(2, axis=1), np.ones((75, 2))
+    groups = slices.Groups("kind", ["a", "b", "c"], code)
+    tasks = [Task("click"), Task("buy")]
+    for ranked, order in (([], "b"), (["click"], "c"), (["click", "buy"], "acb")):
+        result = slices.group_metrics(groups, tasks, logits, labels, ones, None, ranked)
+        assert "".join(entry["value"] for entry in result.values).startswith(order)

@@ -7,6 +7,7 @@ from jaxrank import cli
 from jaxrank.data.examples import Examples
 from jaxrank.errors import InputError
 from jaxrank.evaluation.evaluate import evaluate
+from jaxrank.explain import importance
 from jaxrank.explain.importance import describe, explain
 from jaxrank.explain.permute import groups, permuted
 from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
@@ -95,6 +96,12 @@ def test_invalid_groups_are_named(requested, message):
 
 def test_a_group_may_have_the_name_of_a_feature_in_it():
     assert groups(SCHEMA, ["item=pair,item"])["item"] == ("pair", "item")
+
+
+def test_importance_by_auc_has_the_largest_loss_first():
+    changes = {name: {"click": {"auc": [value]}} for name, value in (("a", 0.1), ("b", -0.2))}
+    assert importance._sorted(changes, "click") == ["b", "a"]
+    assert importance._names([Task("sales", "count")], ["sales"]) == {}
 
 
 @pytest.mark.usefixtures("shared_programs")

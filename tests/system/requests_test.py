@@ -15,8 +15,9 @@ from variants import changed
 from jaxrank import cli, request_losses
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
-from jaxrank.evaluation import evaluate
+from jaxrank.evaluation import calibrate, evaluate
 from jaxrank.evaluation.comparison import compare
+from jaxrank.explain import importance
 from jaxrank.features import PAD, Task
 from jaxrank.run import build
 from jaxrank.task_losses import select_losses
@@ -106,6 +107,21 @@ def test_a_loss_of_requests_needs_a_store_with_requests(store, tmp_path):
     c = changed(store_config(store), {"task_losses.click": "listwise_softmax"})
     with pytest.raises(InputError, match=r"task_losses.click: 'listwise_softmax' must have requ"):
         train(c, tmp_path, report=nothing)
+
+
+def test_a_ranked_score_is_neither_calibrated_nor_explained_by_its_loss(variants):
+    workdir = str(variants.unbroken("requests")[0])
+    run = evaluate.open_run(workdir)
+    scored = compare.score(workdir, run).scores
+    schema, ranked = run.predictor.layout.schema, run.requests.ranked
+    _, skipped = calibrate._fit(scored, schema, "isotonic", "", ranked)
+    assert "ranking alone" in skipped["click"]
+    assert "conversion" not in skipped
+    assert calibrate._measure(scored, schema, ranked).keys() == {"conversion"}
+    result = importance.explain(workdir, group=["all=*"], rows=200, report=nothing)
+    assert result.base["click"].keys() == {"auc"}
+    assert result.base["conversion"].keys() == {"logloss", "auc"}
+    assert "change of AUC" in importance.describe(result)
 
 
 def test_a_comparison_of_ranked_scores_has_no_calibration(variants):
