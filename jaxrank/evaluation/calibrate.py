@@ -91,7 +91,9 @@ def calibrate(
         seconds = time.perf_counter() - started
         return Calibrated(step, method, name, "", {}, {}, {}, "", where, seconds)
     schema, ranked = saved.schema, run.requests.ranked
-    other = open_run(workdir, data=data, split=measured_on, batch_size=batch_size)
+    other = open_run(
+        workdir, data=data, split=measure_on, batch_size=batch_size, split_flag="--measure-on"
+    )
     for opened in (run, other):
         scoring.check_labelled(opened.split)
     fitted_on, measured = (

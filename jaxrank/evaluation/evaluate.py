@@ -255,9 +255,17 @@ class Opened(NamedTuple):
 
 
 def open_run(
-    workdir: str, *, data: str = "", split: str = "", batch_size: int | None = None
+    workdir: str,
+    *,
+    data: str = "",
+    split: str = "",
+    batch_size: int | None = None,
+    split_flag: str = "--split",
 ) -> Opened:
-    """Opens a run and the data to score. See `evaluate` for arguments and errors."""
+    """Opens a run and the data to score. See `evaluate` for arguments and errors.
+
+    split_flag: names the split in errors.
+    """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size: must be at least 1: found {batch_size}.")
     with processes.together():
@@ -266,8 +274,8 @@ def open_run(
         store = view_for_model(run.schema, stored, run.open_own)
         name = split or run.config.data.valid
         if name in ("", NEXT_DAY):
-            raise InputError("--split: must be set, because the run has no validation split.")
-        opened = store.split(name, "--split" if split else "data.valid")
+            raise InputError(f"{split_flag}: must be set, because the run has no validation split.")
+        opened = store.split(name, split_flag if split else "data.valid")
     processes.check_same(f"the data in {store.path}", f"{opened.fingerprint} {store.schema}")
     processes.check_same(f"the run in {run.directory}", f"{run.config} {run.schema}")
 

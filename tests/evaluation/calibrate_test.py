@@ -66,6 +66,7 @@ def test_a_calibration_is_used_until_it_is_removed(trained):
     ("arguments", "message"),
     [
         (dict(split="valid"), "must name another split than --split.*found 'valid' for both"),
+        (dict(split="train", measure_on="vald"), "^--measure-on: .*'vald'"),
         (dict(split="train", method="plat"), "--method: must be one of.*found 'plat'.*'platt'"),
     ],
 )
