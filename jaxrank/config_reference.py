@@ -97,8 +97,9 @@ def rows(section: Section) -> Iterator[tuple[str, str, str, str, str]]:
         shown = "" if value is dataclasses.MISSING else repr(value)
         allowed = ", ".join(map(repr, rules.choices)) or rules.bounds
         if rules.read_when is not None:
-            chooser, values = rules.read_when
-            condition = f"read where {chooser} is {' or '.join(values)}"
+            conditions = [rules.read_when, *([rules.or_when] if rules.or_when else [])]
+            alternatives = (f"{other} is {' or '.join(known)}" for other, known in conditions)
+            condition = f"read where {', or '.join(alternatives)}"
             allowed = f"{allowed}; {condition}" if allowed else condition
         yield entry.name, shown, rules.unit, allowed, rules.help
 

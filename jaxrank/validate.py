@@ -65,6 +65,7 @@ class Rules(NamedTuple):
     below: float | None = None
     choices: tuple[str, ...] = ()
     read_when: tuple[str, tuple[str, ...]] | None = None
+    or_when: tuple[str, tuple[str, ...]] | None = None
     non_empty: bool = False
     single: bool = False
     patterns: bool = False
@@ -109,6 +110,7 @@ def field(
     below: float | None = None,
     choices: Iterable[str] = (),
     read_when: tuple[str, tuple[str, ...]] | None = None,
+    or_when: tuple[str, tuple[str, ...]] | None = None,
     non_empty: bool = False,
     single: bool = False,
     patterns: bool = False,
@@ -126,6 +128,7 @@ def field(
         unit: of its numbers, such as "examples".
         read_when: (other, values): the field is read only where the field `other` has one of the
             values. Elsewhere it must keep its default.
+        or_when: a second such condition. One of the two is enough.
         non_empty: a tuple or mapping must have an entry.
         single: a tuple may be given as its only entry.
         patterns: the names of a mapping are patterns. The last one that matches wins.
@@ -143,6 +146,7 @@ def field(
         below,
         tuple(choices),
         read_when,
+        or_when,
         non_empty,
         single,
         patterns,
@@ -328,13 +332,16 @@ def _check_read(
 ) -> None:
     if rules.read_when is None:
         return
-    chooser, allowed = rules.read_when
-    if values[chooser] not in allowed and values[name] != default:
+    conditions = [rules.read_when, *([rules.or_when] if rules.or_when else [])]
+    if values[name] != default and all(values[other] not in known for other, known in conditions):
         hint = f" {rules.hint}" if rules.hint else ""
+        must = " or ".join(
+            f"{_join(where, other)} is one of {known}" for other, known in conditions
+        )
+        found = ", ".join(f"{_join(where, other)} {values[other]!r}" for other, _ in conditions)
         raise InputError(
-            f"{_join(where, name)} is read only where {_join(where, chooser)} is one of {allowed}:"
-            f" found {values[name]!r}, {_join(where, chooser)} {values[chooser]!r}. Leave it at"
-            f" {default!r}.{hint}"
+            f"{_join(where, name)} is read only where {must}: found {values[name]!r}, {found}."
+            f" Leave it at {default!r}.{hint}"
         )
 
 

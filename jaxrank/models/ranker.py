@@ -126,7 +126,8 @@ class Ranker(nn.Module):
         at_least=0,
         below=1,
         read_when=("norm", ("batch",)),
-        help="fraction that running statistics of batch norm keep at each step",
+        or_when=("activation", ("dice",)),
+        help="fraction that running statistics of batch norm and of dice keep at each step",
     )
     dropout: float = field(
         0.0, at_least=0, below=1, help="fraction of the units of towers dropped in training"
