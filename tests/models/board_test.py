@@ -152,3 +152,18 @@ def test_input_axes_name_every_number_along_an_axis(name):
             for array, axis in sizes
         }
         assert sizes == shapes
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(activation="prelu"), dict(activation="dice", norm="batch")]
+)
+def test_input_axes_of_qnn_name_every_array_that_grows_with_the_features(settings):
+    shapes = []
+    for dims in ((4, 4), (4, 6)):
+        model, params, state, floats, vectors = built(name="qnn", dims=dims, layers=1, **settings)
+        paths = jax.tree_util.tree_leaves_with_path({**params, **state})
+        shapes.append(
+            {jax.tree_util.keystr(p, simple=True, separator="/"): x.shape for p, x in paths}
+        )
+    changed = {name for name, shape in shapes[0].items() if shapes[1][name] != shape}
+    assert changed == model.input_axes(make_inputs(floats, vectors)).keys()

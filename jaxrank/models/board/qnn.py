@@ -10,7 +10,7 @@ from jaxrank.models.cross import MatrixCross
 from jaxrank.models.inputs import Inputs, Parts, Reading
 from jaxrank.models.products import kept, param_dtype
 from jaxrank.models.registry import register
-from jaxrank.models.tower import Dropout
+from jaxrank.models.tower import LEARNED_ACTIVATIONS, Dropout
 from jaxrank.validate import field
 
 
@@ -83,6 +83,11 @@ class Qnn(BoardModel):
                 axes |= {f"{dense}/norm_0/{name}": {0: repeated} for name in ("scale", "bias")}
             if self.norm == "batch":
                 statistics = f"batch_stats/{dense}/norm_0"
+                axes |= {f"{statistics}/{name}": {0: repeated} for name in ("mean", "var")}
+            if self.activation in LEARNED_ACTIVATIONS:
+                axes[f"{dense}/activation_0/slope"] = {0: repeated}
+            if self.activation == "dice":
+                statistics = f"batch_stats/{dense}/activation_0/norm"
                 axes |= {f"{statistics}/{name}": {0: repeated} for name in ("mean", "var")}
         trunk: Parts = X0
         if self.cross_layers:
