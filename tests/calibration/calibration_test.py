@@ -1,6 +1,7 @@
 """Maps of log-odds against scikit-learn, on both kinds of arrays, and as stored."""
 
 import re
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,18 @@ def test_separable_labels_have_a_finite_fit():
     x = np.linspace(-1, 1, 100)
     result = platt(x, (x > 0).astype(float), np.ones(100), "")
     assert np.isfinite([result.left, result.y[0]]).all()
+
+
+def test_a_map_needs_no_memory_for_each_pair_of_an_example_and_a_knot():
+    knots = tuple(np.linspace(-5.0, 5.0, 1000).tolist())
+    logits = np.linspace(-9, 9, 20_000, dtype=np.float32)
+    tracemalloc.start()
+    result = LogitMap(knots, knots, 1.0, 1.0)(logits)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * len(logits)  # bytes. Pairs would need 4,000 per example
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("mapped", [CURVE, LINE])
