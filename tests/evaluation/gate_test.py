@@ -70,3 +70,11 @@ def test_a_metric_that_no_task_has_is_rejected(name):
         match=rf"must be one of click/logloss, .*/calibration: found '{name}'; the nearest .*LOW..",
     ):
         check_metrics([parse(f"{name} > 0.5")], TASKS)
+
+
+@pytest.mark.parametrize("metric", ["logloss", "calibration", "normalized_entropy"])
+def test_a_metric_of_probabilities_of_a_ranked_task_is_rejected(metric):
+    conditions = [parse("click/auc < -0.1"), parse(f"click/{metric} > 0.5")]
+    check_metrics(conditions, TASKS)
+    with pytest.raises(InputError, match=f"'{metric}' of 'click', which is trained by ranking al"):
+        check_metrics(conditions, TASKS, {"click"})

@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrank.errors import InputError
 from jaxrank.features import Task
-from jaxrank.metrics.registry import CALIBRATION, METRICS
+from jaxrank.metrics.registry import CALIBRATION, METRICS, probability_names
 from jaxrank.validate import nearest
 
 FLAG = "--fail-if"
@@ -137,8 +137,13 @@ def parse_all(texts: Sequence[str], *, has_other: bool) -> list[Condition]:
     return conditions
 
 
-def check_metrics(conditions: Sequence[Condition], tasks: Mapping[str, Task]) -> None:
+def check_metrics(
+    conditions: Sequence[Condition], tasks: Mapping[str, Task], ranked: Collection[str] = ()
+) -> None:
     """Checks that each condition names a metric of a task.
+
+    Args:
+        ranked: tasks that are trained by ranking alone, without metrics of probabilities.
 
     Raises:
         InputError: it does not, with the grammar.
@@ -154,4 +159,11 @@ def check_metrics(conditions: Sequence[Condition], tasks: Mapping[str, Task]) ->
             raise InputError(
                 f"{FLAG}: {condition.text!r}: TASK/METRIC must be one of {', '.join(known)}: found"
                 f" {name!r}{nearest(name, known)}. A condition is {GRAMMAR}."
+            )
+        kind = tasks[condition.task].kind
+        if condition.task in ranked and condition.metric in probability_names(kind):
+            raise InputError(
+                f"{FLAG}: {condition.text!r}: must not be about probabilities: found"
+                f" {condition.metric!r} of {condition.task!r}, which is trained by ranking alone"
+                " and has none. A gate judges a binary task of this kind by its AUC."
             )

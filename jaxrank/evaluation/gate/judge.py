@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrank.build import ranked_tasks
 from jaxrank.errors import InputError
 from jaxrank.evaluation.comparison import compare
 from jaxrank.evaluation.evaluate import Evaluation, evaluate_opened, load_run, open_run
@@ -87,7 +88,8 @@ def judge(
         raise InputError(f"--against: must name another run than --workdir: found {against}.")
     runs = [load_run(path) for path in (against, workdir) if path]
     shared = compare.common_tasks([{t.name: t for t in run.schema.tasks} for run in runs])
-    check_metrics(conditions, {task.name: task for task in shared})
+    ranked = {name for run in runs for name in ranked_tasks(run.config)}
+    check_metrics(conditions, {task.name: task for task in shared}, ranked)
     new = open_run(workdir, data=data, split=split, batch_size=batch_size)
     other = None
     if against:
