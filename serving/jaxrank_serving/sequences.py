@@ -78,7 +78,8 @@ def sequence_lists(
         ends = np.repeat(np.cumsum(events.lengths), events.lengths)
         events = events.take(ends - 1 - positions(events.lengths))
     whole = events.lengths
-    events = _truncated(entries[0], events)
+    is_context = columns[sequence.time or entries[0].name].is_context
+    events = _truncated(entries[0], events, is_context)
     is_cut = whole > events.lengths
     cut = (int((whole - events.lengths).sum()), int(is_cut.sum()))
     ids = dict(events.ids)
@@ -86,7 +87,6 @@ def sequence_lists(
         ages = np.frexp(1 + moments[events.owner] - events.times)[1] - 1
         column = Column(sequence.age, "int32", True, "any", True, None, False)
         rows = np.minimum(ages, AGE_ROWS - 1).tolist()
-        is_context = columns[sequence.time].is_context
         ids[sequence.age] = Cells(rows, column, is_context, events.owner)
     return {e.name: Lists(ids[e.name], events.lengths, None, *cut) for e in entries}
 
@@ -161,9 +161,8 @@ def _timed(sequence: Events, events: _Aligned, time_format: str) -> _Aligned:
     return _Aligned(ids, events.lengths, times)
 
 
-def _truncated(entry: Ragged, events: _Aligned) -> _Aligned:
+def _truncated(entry: Ragged, events: _Aligned, is_context: bool) -> _Aligned:
     """Keeps the newest `max_length` events of each history, or rejects longer ones."""
-    is_context = next(iter(events.ids.values())).is_context
     if not find_overlong(entry, events.lengths, is_context).any():
         return events
     return events.select(positions(events.lengths) < entry.max_length)

@@ -9,7 +9,8 @@ import pytest
 from jaxrank_serving.encoder import Encoder
 from jaxrank_serving.errors import RequestError
 from jaxrank_serving.index import Index
-from jaxrank_serving.signature import parse
+from jaxrank_serving.sequences import sequence_lists
+from jaxrank_serving.signature import Column, Events, Ragged, parse
 from jaxrank_serving.values import Cells
 
 from jaxrank import json_files, layout
@@ -280,3 +281,18 @@ def test_json_values_mean_what_the_trained_column_makes_of_them(kind):
             assert texts(cells) == [expected], value
     with pytest.raises(RequestError):
         texts(Cells([{}], column, True))
+
+
+@pytest.mark.parametrize("is_context", [True, False])
+def test_the_age_alone_of_a_sequence_is_read(is_context):
+    age = Ragged("past/age", "", "integer", "|", "", (), "", "", "none", 2, "truncate", "first", "")
+    sequence = Events("past", ("past/age",), "newest_first", "when", "now", "past/age")
+    columns = {
+        name: Cells(
+            [value], Column(name, kind, name == "when", "any", True, None, False), is_context
+        )
+        for name, kind, value in (("when", "int64", [99, 96, 80]), ("now", "int64", 100))
+    }
+    lists = sequence_lists(sequence, [age], columns, "seconds")["past/age"]
+    assert list(lists.ids.values) == [1, 2]
+    assert lists.ids.is_context == is_context
