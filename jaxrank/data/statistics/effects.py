@@ -265,6 +265,8 @@ def _effect_variance(score: np.ndarray, variance: np.ndarray) -> _Variance:
 def _shrunken(variances: list[_Variance]) -> list[float]:
     """Shrinks estimates towards their mean, as random effects whose variance is estimated.
 
+    Features of which nothing is known keep their values and do not change the others.
+
     References:
         DerSimonian and Laird, Meta-analysis in clinical trials, 1986.
     """
@@ -279,6 +281,7 @@ def _shrunken(variances: list[_Variance]) -> list[float]:
     # total - (weights**2).sum() / total, without cancellation where one weight dominates.
     scale = 2 * np.triu(np.outer(weights, weights / total), 1).sum()
     # With two or three features their spread is not known. It is at least as wide as their mean.
-    between = max(max(excess, 0.0) / scale, values.mean() ** 2)
+    between = max(max(excess, 0.0) / scale, values[known].mean() ** 2)
     share = between * weights / (1 + between * weights)
-    return [float(value) for value in share * values + (1 - share) * values.mean()]
+    shrunken = np.where(known, share * values + (1 - share) * values[known].mean(), values)
+    return [float(value) for value in shrunken]

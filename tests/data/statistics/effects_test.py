@@ -149,3 +149,13 @@ def test_no_feature_stands_out_by_chance():
         labels = rng.random(ROWS) < 0.005
         result = deviations([block(ids, labels[:, None])], schema(names))
         assert max(result.values()) < 1.2 * min(result.values())
+
+
+def test_features_of_a_single_id_do_not_change_the_others(drawn, monkeypatch):
+    monkeypatch.setattr(effects, "_MIN_FRACTION", 0.0)
+    ids, labels = drawn
+    few = deviations([block(ids[:300], labels[:300, None])], schema("abc"))
+    more = np.pad(ids[:300], ((0, 0), (0, 9)))
+    many = deviations([block(more, labels[:300, None])], schema("abcdefghijkl"))
+    assert {name: many[name] for name in "abc"} == pytest.approx(few)
+    assert few["a"] > effects.MIN_VARIANCE**0.5
