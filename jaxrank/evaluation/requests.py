@@ -82,7 +82,7 @@ def read_requests(split: Split, column: str) -> Requests:
         return Requests(np.concatenate(numbers), np.concatenate(standing))
     codes = coded(values, column, "features.group")
     code = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    missing = codes.dictionary.is_null().to_numpy(zero_copy_only=False)
+    missing = np.array([value in (None, "") for value in codes.dictionary.to_pylist()], bool)
     alone = len(missing) + np.arange(len(code))
     return Requests(np.where(missing[code], alone, code), np.concatenate(standing))
 

@@ -69,20 +69,22 @@ def request_hashes(column: pa.Array, name: str, alone: str) -> np.ndarray:
     Of a billion requests, two share a hash with a probability of 3%. They then count as one.
 
     Args:
-        alone: an example without a value is a request of its own, by this text and its number.
+        alone: an example without a value is a request of its own, by this text and its number. An
+            empty text is no value.
 
     Raises:
         InputError: the column holds lists or other values that are no text.
     """
     try:
-        coded = pc.dictionary_encode(column.cast(pa.string()))
+        text = column.cast(pa.string())
     except pa.ArrowException as error:
         raise InputError(
             f"features.group: column {name!r} must hold one value per example: found {column.type}"
             f" ({error})."
         ) from error
+    coded = pc.dictionary_encode(text)
     digests = [xxhash.xxh3_64_intdigest(v.encode()) for v in coded.dictionary.to_pylist()]
-    missing = column.is_null().to_numpy(zero_copy_only=False)
+    missing = pc.fill_null(pc.equal(text, ""), True).to_numpy(zero_copy_only=False)
     codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
     hashes = np.zeros(len(column), np.uint64)
     if digests:

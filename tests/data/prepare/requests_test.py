@@ -1,5 +1,7 @@
 """Tests of bringing the examples of a request together, against a loop over the raw records."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import preparations
 import pyarrow as pa
@@ -108,6 +110,21 @@ def test_an_example_without_a_request_is_alone_and_days_are_apart(tmp_path):
         assert sorted(sizes) == [1, 1, 4]
     code = read_requests(store.split("train"), "user").code
     assert sorted(np.unique(code, return_counts=True)[1]) == [1, 1, 1, 1, 4, 4]
+
+
+def test_an_empty_text_is_no_request():
+    column = pa.array(["", "a", None, "a", ""])
+    for values in (column, column.dictionary_encode()):
+        hashes = scatter.request_hashes(values, "x", "unit")
+        assert len(set(hashes.tolist())) == 4
+        assert hashes[1] == hashes[3]
+        block = SimpleNamespace(
+            labels=np.zeros((5, 1), np.float32), logit_correction=None, requests=None,
+            kept=pa.RecordBatch.from_pydict({"x": values}),
+        )  # fmt: skip
+        code = read_requests(SimpleNamespace(blocks=lambda block=block: [block]), "x").code
+        assert len(set(code.tolist())) == 4
+        assert code[1] == code[3]
 
 
 def test_a_column_of_lists_is_no_request(tmp_path):
