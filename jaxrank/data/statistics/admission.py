@@ -137,6 +137,10 @@ def admit(
         for day, digest in sums.items()
         if digest not in (history.counted.get(day, []) if by_event else before)
     }
+    # Earlier versions recorded a checksum of the counts without a day that depends on no other day.
+    if by_event and set(added) == {NO_DAY}:
+        is_counted = _checksum(seen[NO_DAY]) in history.counted.get(NO_DAY, [])
+        added = {} if is_counted else added
     if added or is_first:
         known = _Known(earlier, history, _grouped({day: seen[day] for day in added}))
         newest = max(newest, history.newest)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from jaxrank.data.statistics import admission
 from jaxrank.data.statistics.admission import NO_DAY, Limits, admit
 from jaxrank.data.statistics.vocabulary import Counter
 
@@ -133,6 +134,21 @@ def test_a_day_that_is_prepared_again_changes_nothing(limits, by_event):
         assert again[2].lookups == len(day)
     if by_event and limits == Limits(3, 0, 0, 1000):
         assert plain_state(*last[:2])[3:5] == (["x0", "x1"], [2, 2])
+    if by_event:  # earlier versions recorded the checksum of events without a time alone
+        vocabulary, history, _ = last
+        plain = [admission._checksum(counters(day)[NO_DAY].counts()) for day in days]
+        earlier = history._replace(counted=history.counted | {NO_DAY: plain})
+        for day in days:
+            events = counters(day)
+            again = admit(
+                events,
+                limits,
+                newest=max(events),
+                by_event=True,
+                earlier=vocabulary,
+                history=earlier,
+            )
+            assert plain_state(*again[:2]) == plain_state(vocabulary, earlier)
     if by_event:  # only what has not been counted is added
         *_, longer = chain([*days, [*days[0][:-1], (9, "9")]], limits)
         *_, plain = chain([*days, [(9, "9")]], limits)
