@@ -28,7 +28,7 @@ class Measures(NamedTuple):
         values. Ids have the 20 most frequent old ones, all other old ones, those that only the new
         side has, unknown and missing ones.
     new: share of the new side's ids that do not occur on the old side. For a log, these include
-        the unknown ids that do not wait for a row in the store.
+        the unknown ids that do not wait for a row in the store, if it records which ids wait.
     lost: share of the old side's ids that do not occur on the new side.
     missing: shares of missing numbers or ids, or of empty lists.
     unknown: shares of ids that the vocabulary of a side lacks. Those of stores are neither new nor
@@ -161,7 +161,7 @@ def _measure_ids(
     fresh = known[1][~occurs].sum() + only_new
     absent_count = known[0][known[1] == 0].sum()
     compared = known[1].sum() + only_new
-    if is_vocabulary and sides[1].waiting_from:  # ids that a log has first have no row
+    if tables[1].name in sides[1].waiting_from:  # ids that a log has first have no row
         fresh, compared = fresh + unseen[1], compared + unknown[1]
     return result._replace(
         psi=psi(*categories),

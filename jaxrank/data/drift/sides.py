@@ -37,7 +37,8 @@ class Side(NamedTuple):
     statistics: as in a manifest; see `Statistics.summary`. Of a log only after all blocks.
     values: returns the vocabulary of a table, without reserved rows.
     waiting_from: of a log, the first row that stands for an id that has none but waits for one in
-        the store, by table. Ids that neither have a row nor wait are unknown.
+        the store, by table. Ids that neither have a row nor wait are unknown. Tables of stores
+        that do not record waiting ids are absent.
     """
 
     path: str
@@ -138,7 +139,7 @@ def log_side(path: str, store: Store, hash_key_file: str) -> Side:
         blocks=lambda: _encoded(section, features, encoder),
         statistics=statistics.summary,
         values=store.values,
-        waiting_from={t.name: t.rows for t in tables},
+        waiting_from={t.name: t.rows for t in tables if t.name in store.histories},
     )
 
 

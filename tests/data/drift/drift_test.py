@@ -1,5 +1,6 @@
 """Tests of the comparison of data against counts of the raw values."""
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -11,9 +12,11 @@ import pytest
 
 from jaxrank import cli
 from jaxrank.data.drift import counts as drift_counts
+from jaxrank.data.drift import sides
 from jaxrank.data.drift.compare import compare_data
 from jaxrank.data.drift.measures import psi
 from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Categorical, Schema
 
@@ -163,7 +166,7 @@ def test_the_index_of_known_counts():
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "tsv"])
-def test_a_log_of_the_same_requests_has_no_skew_and_a_changed_one_has(data, kind):
+def test_a_log_of_the_same_requests_has_no_skew_and_a_changed_one_has(data, kind, monkeypatch):
     days, stores, folder = data
     columns = {name: values for name, values in days[0].items() if name != "click"}
     log = folder / f"{kind}-log"  # a directory
@@ -203,6 +206,11 @@ def test_a_log_of_the_same_requests_has_no_skew_and_a_changed_one_has(data, kind
     once = [i for i, a in enumerate(days[0]["ad"]) if days[0]["ad"].count(a) == 1]
     assert ad.new == 0.5
     assert ad.unknown[1] == 0.5 + sum(i % 2 == 0 for i in once) / ROWS
+    # A store without a record of waiting ids cannot tell them from new ones.
+    store = dataclasses.replace(open_store(stores[0]), histories={})
+    monkeypatch.setattr(sides, "open_store", lambda path: store)
+    without = compared(stores[0], str(file))[1]["ad"]
+    assert (without.new, without.unknown) == (0, ad.unknown)
 
 
 def test_a_threshold_ends_with_status_1_and_the_worst_first(data, capsys):
