@@ -163,6 +163,13 @@ def _measured_overrides(context: Context, overrides: Mapping[str, Any]) -> dict[
                 f" {options.measured_rows:,} and source.kind={source.get('kind')!r}. Leave the flag"
                 " out."
             )
+        data = overrides.get("data") or context.config.data
+        if data["store"] or data["direct"]:
+            raise InputError(
+                "--measured-rows: must be 0 for data that is not generated: found"
+                f" {options.measured_rows:,}, data.store={data['store']!r} and"
+                f" data.direct={data['direct']}. Leave the flag out."
+            )
         rows = {name: min(n, options.measured_rows) for name, n in source["rows"].items()}
         changes["source"] = {**source, "rows": rows}
     return changes

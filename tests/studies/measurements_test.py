@@ -207,6 +207,10 @@ def test_cost_measures_on_fewer_rows_and_smaller_batches_than_it_estimates(tmp_p
         config.source = ConfigDict(dict(kind="csv"))
     with pytest.raises(InputError, match=r"--measured-rows: must be 0 .* found 500 and .*'csv'"):
         driven(cost.STUDY, priced, config=config, prices=prices, **options)
+    config = tiny.config()
+    config.data.store = "prepared"
+    with pytest.raises(InputError, match=r"--measured-rows: must be 0 .* data.store='prepared'"):
+        driven(cost.STUDY, priced, config=config, prices=prices, **options)
 
 
 @pytest.mark.parametrize(
