@@ -1,6 +1,8 @@
 """Tests of the comparison of runs against scikit-learn and a bootstrap over examples."""
 
+import copy
 import json
+import math
 import shutil
 
 import numpy as np
@@ -15,6 +17,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation.comparison.compare import compare
+from jaxrank.evaluation.comparison.text import describe
 from jaxrank.evaluation.gate.judge import judge
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -69,6 +72,10 @@ def test_differences_have_the_intervals_of_paired_examples(runs, scored):
 def test_each_value_of_a_column_is_compared(runs, scored):
     labels, predicted, column = scored
     result = compare(runs, by="c1", report=lambda _: None)
+    assert "click, logloss by c1" in describe(result)
+    ranked = copy.deepcopy(result)
+    ranked.runs[0]["metrics"]["click"]["logloss"] = math.nan
+    assert "click, AUC by c1" in describe(ranked)
     assert result.by["column"] == "c1"
     values = result.by["values"]
     assert sum(entry["examples"] for entry in values) == len(labels)

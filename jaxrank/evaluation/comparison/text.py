@@ -23,7 +23,7 @@ def describe(result: Comparison) -> str:
         metrics = [run["metrics"][task] for run in result.runs]
         lines += _task(task, metrics, [of_run[task] for of_run in result.differences])
     if result.by:
-        lines += _slices(result.by, list(first["metrics"]))
+        lines += _slices(result.by, first["metrics"])
     lines.append("config" if result.config else "The configs are equal.")
     for entry in result.config[:_MAX_FIELDS]:
         values = "  ".join(f"{_letter(i)} {v}" for i, v in enumerate(entry["values"]))
@@ -63,11 +63,13 @@ def _shown(entry: Mapping[str, float], name: str) -> str:
     return f"{difference:+.5f} ±{high - difference:.5f}{sign}"
 
 
-def _slices(by: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
+def _slices(by: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     lines = []
     values = by["values"]
-    for task in tasks if values else []:
-        name = next(iter(values[0]["runs"][0]["metrics"][task]))
+    for task, of_task in metrics.items() if values else ():
+        # The loss of a task that is only ranked is NaN.
+        names = [name for name, value in of_task.items() if not math.isnan(value)]
+        name = (names or list(of_task))[0]
         together = ", intervals of all values together" * by["simultaneous"]
         lines.append(f"{task}, {TITLES[name]} by {by['column']}{together}")
         for entry in values[:_MAX_VALUES]:
