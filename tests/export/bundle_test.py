@@ -399,7 +399,7 @@ def test_equal_hashes_lead_to_other_seeds(tmp_path, monkeypatch):
 
     monkeypatch.setattr(vocabulary_index.xxhash, "xxh3_64_intdigest", few_bits)
     monkeypatch.setattr(
-        vocabulary_index, "seed_of", lambda n, a: tried.append(a) or digest(b"%d" % a)
+        vocabulary_index, "hash_seed", lambda n, a: tried.append(a) or digest(b"%d" % a)
     )
     (tmp_path / "scratch").mkdir()
     written = vocabulary_index.write_index(
