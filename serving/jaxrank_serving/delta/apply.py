@@ -28,7 +28,7 @@ from jaxrank_serving.delta.parts import (
 )
 from jaxrank_serving.errors import BundleError
 from jaxrank_serving.index import arrays
-from jaxrank_serving.signature import Signature, parse
+from jaxrank_serving.signature import Signature, parse, upgraded
 
 
 def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
@@ -67,7 +67,7 @@ def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had this id
     partial.mkdir(parents=True)
     try:
-        _write(whole, change, target["files"], partial)
+        _write(whole, change, target, partial)
         (partial / MANIFEST).write_bytes(content)
         version = open_bundle(partial).version
         os.rename(partial, output)
@@ -76,11 +76,11 @@ def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
     return version
 
 
-def _write(base: Bundle, delta: Any, files: dict[str, Any], folder: Path) -> None:
+def _write(base: Bundle, delta: Any, target: dict[str, Any], folder: Path) -> None:
     """Writes and checks all files of the result but its manifest."""
-    signature = _signature(base, delta)
+    signature = _signature(base, delta, target["format_version"])
     tables = {file.name: file for file in table_files(signature)}
-    for name, entry in files.items():
+    for name, entry in target["files"].items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         if name in delta.files:
@@ -98,11 +98,11 @@ def _write(base: Bundle, delta: Any, files: dict[str, Any], folder: Path) -> Non
             )
 
 
-def _signature(base: Bundle, delta: Any) -> Signature:
+def _signature(base: Bundle, delta: Any, version: int) -> Signature:
     name = "signature.json"
     if name not in delta.files:
         return base.signature
-    return parse(json.loads(delta.file(name).read_bytes()))
+    return parse(upgraded(json.loads(delta.file(name).read_bytes()), version))
 
 
 def _write_rows(
