@@ -274,7 +274,7 @@ class Checkpoints:
         """Reads a checkpoint, and chooses again if a concurrent run deletes it before it is read.
 
         Args:
-            which: "newest", "best" or a step number.
+            choice: "newest", "best" or a step number.
             read: reads the checkpoint of a step.
 
         Returns:

@@ -233,11 +233,11 @@ class Opened(NamedTuple):
         return calibrations.load(self.directory, step, sums)
 
     def groups(self, by: str) -> slices.Groups | None:
-        """Reads the columns to slice by, None if `by` is empty. See `slices.groups_of`."""
+        """Reads the columns to slice by, None if `by` is empty. See `slices.read_groups`."""
         return slices.read_groups(self.store, self._stored_split(), by) if by else None
 
     def clusters(self) -> slices.Clusters | None:
-        """Reads the clusters of the run, if it has any. See `slices.clusters_of`."""
+        """Reads the clusters of the run, if it has any. See `slices.read_clusters`."""
         return slices.read_clusters(self.store, self._stored_split(), self.cluster)
 
     def _stored_split(self) -> Split:
@@ -307,7 +307,7 @@ def evaluate(
         data: a store. Empty: the run's own data.
         split: of the store. Empty: the run's validation split.
         batch_size: in examples. None: the batch size of the config.
-        by: columns of the store for metrics per value, see `slices.groups_of`. Empty: none.
+        by: columns of the store for metrics per value, see `slices.read_groups`. Empty: none.
 
     Raises:
         InputError: workdir, checkpoint, column or data are absent or do not match.

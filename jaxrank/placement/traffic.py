@@ -252,7 +252,7 @@ def batches(reads: Reads, batch_size: int, excluded: np.ndarray, seed: int) -> I
     """Yields shuffled batches without end. The order of parts is random.
 
     Args:
-        without: parts to leave out, unless the others have fewer examples than a batch.
+        excluded: parts to leave out, unless the others have fewer examples than a batch.
     """
     random = np.random.default_rng([seed, len(reads.part_rows)])
     every = np.arange(len(reads.part_rows))

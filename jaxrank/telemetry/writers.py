@@ -52,7 +52,7 @@ class Writer:
         workdir: of the run. It is created if it does not exist.
         start_step: the last step whose records are kept.
         kinds: of records that are written.
-        began: when the program was started, by `time.perf_counter`. None: now.
+        started: when the program was started, by `time.perf_counter`. None: now.
 
     Raises:
         InputError: a line of metrics.jsonl before the last is not a record.

@@ -73,7 +73,8 @@ def list_room(
 
     Args:
         measured: the measurement of batches with equal settings. None: measures now.
-        others: see `TrainBatches`.
+        split, layout, batch_size, steps, seed, shards, window_blocks, order, list_slack,
+            on_overflow: see `TrainBatches`.
     """
     group = packing.group_size(batch_size, shards)
     has_requests = split.pack > 0

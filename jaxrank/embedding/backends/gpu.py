@@ -59,7 +59,7 @@ class GpuRowLayout(RowLayout):
             local_row_of: maps rows i32[k] to their index in the arrays, i32[k].
             grads: the gradients of these ids.
             change: as in `gpu_kernel.change_rows`.
-            learning_rate_of: maps rows i32[k] to f[] or f[k, 1].
+            row_learning_rate: maps rows i32[k] to f[] or f[k, 1].
             scalars: further arguments of `change`.
         """
         grads = [g for g in grads if g.count]

@@ -82,7 +82,7 @@ def compare(
     Args:
         workdirs: of at least two runs.
         data, split, batch_size: as in `evaluate.evaluate`.
-        by: columns of the store of the first run, see `slices.groups_of`. Empty: none.
+        by: columns of the store of the first run, see `slices.read_groups`. Empty: none.
         report: receives a line per run.
 
     Raises:

@@ -135,7 +135,7 @@ class Batcher:
         """Returns the next request.
 
         Args:
-            until: time.monotonic() to which it waits, while another request is being received.
+            deadline: time.monotonic() to which it waits, while another request is being received.
                 None: it waits until there is one, or until the batcher is closed.
             model: version of the batch; a request for another version stays in the queue.
         """
