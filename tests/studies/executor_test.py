@@ -112,6 +112,20 @@ def test_results_of_another_config_in_the_workdir_are_an_error(tmp_path):
         executed(workdir, log, count=2, of_1={"seconds": 0.01})
 
 
+def test_results_from_before_a_config_field_existed_are_reused(tmp_path):
+    workdir, log = tmp_path / "study", tmp_path / "log"
+    executed(workdir, log, count=2)
+    for run in (workdir / "runs").glob("run-*"):
+        config, record = (
+            json.loads((run / f"{name}.json").read_text()) for name in ("config", "run")
+        )
+        del config["eval"]["top_k"]
+        (run / "config.json").write_text(json.dumps(config))
+        (run / "run.json").write_text(json.dumps(record | dict(key="another digest")))
+    assert "error" not in executed(workdir, log, count=2)
+    assert names(log) == ["run-0", "run-1"]
+
+
 def test_results_of_other_code_of_the_user_are_an_error(tmp_path, monkeypatch):
     workdir, log = tmp_path / "study", tmp_path / "log"
     for checksum in "ab":

@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import jaxrank
-from jaxrank import config_files, json_files
+from jaxrank import config_files, json_files, renames
 from jaxrank.errors import InputError
 from jaxrank.studies.execution.kinds import (
     DEVICES,
@@ -77,14 +77,15 @@ class Directories:
             return None
         record = json_files.read(path / RUN)
         if record["key"] != _digest(inputs):
-            old = {"config": json_files.read(path / CONFIG), **record["inputs"]}
-            lines = config_files.differences(old, inputs)
-            raise InputError(
-                f"{path}: must hold a run of this study: found the results of another config in"
-                " the workdir, with these differences:\n  "
-                + "\n  ".join(line.removeprefix("config.") for line in lines)
-                + "\nUse another --workdir."
-            )
+            old = {"config": _upgraded(json_files.read(path / CONFIG)), **record["inputs"]}
+            if _digest(old) != _digest(inputs):
+                lines = config_files.differences(old, inputs)
+                raise InputError(
+                    f"{path}: must hold a run of this study: found the results of another config in"
+                    " the workdir, with these differences:\n  "
+                    + "\n  ".join(line.removeprefix("config.") for line in lines)
+                    + "\nUse another --workdir."
+                )
         result = self.read(spec)
         return result if result.is_done and spec.kind != DEVICES else None
 
@@ -154,6 +155,11 @@ def _stored(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns what a store is prepared from. A store has the features that runs skip."""
     features = {k: v for k, v in config["features"].items() if k != "skip"}
     return features, config["source"]
+
+
+def _upgraded(config: Mapping[str, Any]) -> Any:
+    """Returns a plain config of an earlier version with the fields that it lacks, by default."""
+    return json_files.plain(config_files.to_plain(config_files.from_plain(renames.config(config))))
 
 
 def _digest(inputs: Mapping[str, Any]) -> str:
