@@ -338,9 +338,9 @@ def _check_read(
         must = " or ".join(
             f"{_join(where, other)} is one of {known}" for other, known in conditions
         )
-        found = ", ".join(f"{_join(where, other)} {values[other]!r}" for other, _ in conditions)
+        others = ", ".join(f"{_join(where, other)} {values[other]!r}" for other, _ in conditions)
         raise InputError(
-            f"{_join(where, name)} is read only where {must}: found {values[name]!r}, {found}."
+            f"{_join(where, name)} is read only where {must}: found {values[name]!r}, {others}."
             f" Leave it at {default!r}.{hint}"
         )
 

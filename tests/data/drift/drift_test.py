@@ -206,7 +206,7 @@ def test_a_log_of_the_same_requests_has_no_skew_and_a_changed_one_has(data, kind
     once = [i for i, a in enumerate(days[0]["ad"]) if days[0]["ad"].count(a) == 1]
     assert ad.new == 0.5
     assert ad.unknown[1] == 0.5 + sum(i % 2 == 0 for i in once) / ROWS
-    # A store without a record of waiting ids cannot tell them from new ones.
+    # Without a record of waiting ids they cannot be distinguished from new ones.
     store = dataclasses.replace(open_store(stores[0]), histories={})
     monkeypatch.setattr(sides, "open_store", lambda path: store)
     without = compared(stores[0], str(file))[1]["ad"]
