@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.examples import Examples
-from jaxrank.data.store.split import Split
+from jaxrank.data.store.split import Split, WrappedSplit
 
 PARTS = ("read", "decompress", "shuffle", "pack")
 _MIN_EXECUTIONS = 2
@@ -54,32 +53,13 @@ class _RawFile:
         return getattr(self._file, name)
 
 
-class _WatchedSplit(Split):
+class _WatchedSplit(WrappedSplit):
     """A split that times its reads."""
 
     def __init__(self, split: Split, watch: _Watch):
-        super().__init__(split.name, split.path, split.block_rows, split.days)
-        self._split, self._watch = split, watch
+        super().__init__(split)
+        self._watch = watch
         self._read = watch.timed("read", split.read_block)
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        return self._split.statistics
-
-    @property
-    def day_statistics(self) -> list[dict[str, Any]]:
-        return self._split.day_statistics
-
-    def list_lengths(self, index: int) -> np.ndarray:
-        return self._split.list_lengths(index)
-
-    @property
-    def fingerprint(self) -> str:
-        return self._split.fingerprint
-
-    @property
-    def bytes(self) -> int:
-        return self._split.bytes
 
     def read_block(self, index: int) -> Examples:
         self._watch.rows += int(self.block_rows[index])

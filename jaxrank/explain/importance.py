@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrank.data.examples import cut, join
+from jaxrank.data.store.memory import InMemorySplit
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
@@ -19,7 +20,7 @@ from jaxrank.evaluation.evaluate import open_run
 from jaxrank.evaluation.report import value_name
 from jaxrank.evaluation.score import Scored
 from jaxrank.evaluation.slices import Groups
-from jaxrank.explain.permute import ExamplesInMemory, groups, permuted
+from jaxrank.explain.permute import groups, permuted
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 from jaxrank.metrics.registry import BY_NAME, METRICS, TITLES
@@ -110,7 +111,7 @@ def explain(
 
     def scored(changed: Any) -> Scored:
         start = time.perf_counter()
-        held = ExamplesInMemory(changed)
+        held = InMemorySplit(changed, "permuted", any_order=True)
         result = scoring.score_all(run.predictor, weights, held, run.batch_size, calibration)
         passes.append(time.perf_counter() - start)
         if len(passes) == 2:  # the first one compiles

@@ -6,41 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from upath import UPath
 
 from jaxrank.data.examples import Examples
-from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.features import INDICATOR, MAX_GROUP, Schema
+from jaxrank.features import INDICATOR, Schema
 from jaxrank.validate import nearest
-
-
-class ExamplesInMemory(Split):
-    """A split of examples in memory, with room for lists that does not depend on their order."""
-
-    has_statistics = False
-
-    def __init__(self, examples: Examples):
-        super().__init__("permuted", UPath("permuted"), np.array([examples.rows]))
-        self._examples = examples
-        most = examples.list_lengths.max(axis=0, initial=0).astype(np.int64)
-        lengths = {"max_per_example": most, "max_total_per_run": most * MAX_GROUP}
-        self._statistics = {"rows": examples.rows, "list_lengths": lengths}
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        return self._statistics
-
-    @property
-    def fingerprint(self) -> str:
-        return ""
-
-    @property
-    def bytes(self) -> int:
-        return 0
-
-    def read_block(self, index: int) -> Examples:
-        return self._examples
 
 
 def units(schema: Schema) -> dict[str, tuple[str, ...]]:

@@ -15,14 +15,13 @@ import dataclasses
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from jaxrank.data import examples as ex
 from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import positions
-from jaxrank.data.store.split import Split
+from jaxrank.data.store.split import Split, WrappedSplit
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, PAD
 from jaxrank.report import Report
@@ -35,7 +34,7 @@ _LARGER_PACK = (
 )
 
 
-class PackedSplit(Split):
+class PackedSplit(WrappedSplit):
     """A split of whole requests as packs. Blocks hold the packs of the split's blocks.
 
     `requests` of its examples are the number of the request within its pack, and PAD in fillers.
@@ -46,8 +45,7 @@ class PackedSplit(Split):
     """
 
     def __init__(self, split: Split, pack: int, seed: int):
-        self._split, self.pack, self._seed = split, pack, seed
-        self.has_statistics = split.has_statistics
+        self._split = split  # whose requests are measured before anything else is set
 
         def measured(block: int) -> tuple[int, int, int]:
             sizes = self._sizes(block)
@@ -60,33 +58,13 @@ class PackedSplit(Split):
             counts = list(threads.map(measured, range(len(split.block_rows))))
         packs, over, large = np.array(counts, np.int64).reshape(-1, 3).T
         self.cut, self.large = int(over.sum()), int(large.sum())
-        super().__init__(split.name, split.path, packs * pack, split.days)
+        super().__init__(split, packs * pack)
+        self.pack, self._seed = pack, seed
 
     @property
     def fillers(self) -> int:
         """Number of fillers."""
         return self.rows - (self._split.rows - self.cut)
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        return self._split.statistics
-
-    @property
-    def day_statistics(self) -> list[dict[str, Any]]:
-        return self._split.day_statistics
-
-    @property
-    def files(self) -> list[Any]:
-        return self._split.files
-
-    @property
-    def fingerprint(self) -> str:
-        """Returns the hash of the stored data."""
-        return self._split.fingerprint
-
-    @property
-    def bytes(self) -> int:
-        return self._split.bytes
 
     def read_block(self, index: int) -> Examples:
         block = self._split.read_block(index)

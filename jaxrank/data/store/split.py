@@ -95,3 +95,48 @@ class Split(abc.ABC):
 
     def blocks(self) -> Iterator[Examples]:
         return (self.read_block(i) for i in range(len(self.block_rows)))
+
+
+class WrappedSplit(Split):
+    """A split that reads another one. Subclasses override what they change.
+
+    Args:
+        split: the other one.
+        block_rows: i64[blocks], if they differ from those of `split`.
+    """
+
+    def __init__(self, split: Split, block_rows: np.ndarray | None = None):
+        rows = split.block_rows if block_rows is None else block_rows
+        super().__init__(split.name, split.path, rows, split.days)
+        self._split = split
+        self.has_statistics, self.pack = split.has_statistics, split.pack
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        return self._split.statistics
+
+    @property
+    def day_statistics(self) -> list[dict[str, Any]]:
+        return self._split.day_statistics
+
+    @property
+    def files(self) -> list[UPath]:
+        return self._split.files
+
+    @property
+    def fingerprint(self) -> str:
+        """Returns the hash of the stored data."""
+        return self._split.fingerprint
+
+    @property
+    def bytes(self) -> int:
+        return self._split.bytes
+
+    def read_block(self, index: int) -> Examples:
+        return self._split.read_block(index)
+
+    def list_lengths(self, index: int) -> np.ndarray:
+        return self._split.list_lengths(index)
+
+    def requests(self, index: int) -> np.ndarray | None:
+        return self._split.requests(index)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import select_lists
-from jaxrank.data.store.split import Split
+from jaxrank.data.store.split import Split, WrappedSplit
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Schema
 
@@ -120,7 +120,7 @@ def _mapped(stored: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(is_pad, PAD, rows.take(stored, mode="clip"))
 
 
-class ViewedSplit(Split):
+class ViewedSplit(WrappedSplit):
     """A split through a `View`.
 
     Args:
@@ -129,9 +129,8 @@ class ViewedSplit(Split):
     """
 
     def __init__(self, split: Split, view: View, statistics: dict[str, Any] | None = None):
-        super().__init__(split.name, split.path, split.block_rows, split.days)
-        self._split, self._view, self._wider = split, view, statistics
-        self.has_statistics = split.has_statistics
+        super().__init__(split)
+        self._view, self._wider = view, statistics
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -143,24 +142,8 @@ class ViewedSplit(Split):
     def day_statistics(self) -> list[dict[str, Any]]:
         return [self._view.statistics(day) for day in self._split.day_statistics]
 
-    @property
-    def files(self) -> list[Any]:
-        return self._split.files
-
-    @property
-    def fingerprint(self) -> str:
-        """Returns the hash of the stored data."""
-        return self._split.fingerprint
-
-    @property
-    def bytes(self) -> int:
-        return self._split.bytes
-
     def read_block(self, index: int) -> Examples:
         return self._view.examples(self._split.read_block(index))
 
     def list_lengths(self, index: int) -> np.ndarray:
         return self._view.list_lengths(self._split.list_lengths(index))
-
-    def requests(self, index: int) -> np.ndarray | None:
-        return self._split.requests(index)

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from upath import UPath
 
 from jaxrank import embedding, models
 from jaxrank import layout as layouts
@@ -22,8 +21,7 @@ from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.ragged import places_of_lists
-from jaxrank.data.statistics.list_lengths import ListLengths
-from jaxrank.data.store.split import Split
+from jaxrank.data.store.memory import InMemorySplit
 from jaxrank.embedding.storage import storage
 from jaxrank.evaluation.score import score
 from jaxrank.export.table_rows import stored_rows
@@ -34,34 +32,6 @@ from jaxrank.step import Weights
 
 _MIN_ROWS = 3  # of a small table: the reserved ones and one more
 _ROUNDING = ("bfloat16", "mixed_bfloat16")  # precisions that round the factors of products
-
-
-class _Held(Split):
-    """Examples in memory."""
-
-    has_statistics = False
-
-    def __init__(self, examples: Examples):
-        super().__init__("exported", UPath("exported"), np.array([examples.rows]))
-        self._examples = examples
-        lengths = ListLengths(examples.list_lengths.shape[1])
-        lengths.add(examples.list_lengths)
-        self._statistics = {"rows": examples.rows, "list_lengths": lengths.summary()}
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        return self._statistics
-
-    @property
-    def fingerprint(self) -> str:
-        return ""
-
-    @property
-    def bytes(self) -> int:
-        return 0
-
-    def read_block(self, index: int) -> Examples:
-        return self._examples
 
 
 class Reference:
@@ -124,7 +94,7 @@ class Reference:
         rows: Any = _stored(self._layout, {n: change(v) for n, v in self._vectors.items()})
         weights = jax.device_put(self._weights._replace(rows=rows), predictor.weights_sharding)
         size = min(-(-self._examples.rows // MAX_GROUP), 8) * MAX_GROUP
-        held = _Held(self._examples)
+        held = InMemorySplit(self._examples, "exported")
         with closing(score(predictor, weights, held, size, self._calibration)) as scores:
             return np.concatenate([scored.logits for scored in scores])
 
