@@ -32,9 +32,9 @@ options=(image claim restarts accelerator topology slices hosts chips nodes gpus
 switches=()
 image='' claim='' restarts=10 accelerator='' topology='' slices=1 hosts=1 chips=4 nodes=1 gpus=1
 node_selector='' namespace='' template=''
-here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
+script_dir=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "$here/command.sh" || exit
+source "$script_dir/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 2 ] || die "arguments must be a verb and a name: found '${words[*]-}'. Try --help."
 verb=${words[0]} name=${words[1]}
@@ -82,7 +82,7 @@ fill() { # manifest, then words and values in turn
 }
 
 apply() { # manifest, words and values
-    local manifest=${template:-$here/$1} args quoted_image quoted_claim input
+    local manifest=${template:-$script_dir/$1} args quoted_image quoted_claim input
     shift
     need image claim
     [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."

@@ -15,9 +15,9 @@
 options=(devices restarts)
 switches=()
 devices=1 restarts=0
-here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
+script_dir=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "$here/command.sh" || exit
+source "$script_dir/command.sh" || exit
 parse "$@"
 [[ ${#words[@]} == 1 && ${words[0]} =~ ^[1-9][0-9]*$ ]] ||
     die "arguments must be the number of processes, then -- with the verb and flags of jaxrank." \

@@ -18,9 +18,9 @@
 options=(port program)
 switches=()
 port='' program=jaxrank
-here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
+script_dir=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "$here/command.sh" || exit
+source "$script_dir/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 0 ] || die "unknown argument '${words[0]}'. Try --help."
 [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."

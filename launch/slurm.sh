@@ -19,9 +19,9 @@ options=(nodes gpus cpus name output time partition account qos program)
 switches=()
 nodes=1 gpus=1 cpus='' name=jaxrank output=jaxrank-%j.log time='' partition='' account='' qos=''
 program=jaxrank
-here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
+script_dir=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "$here/command.sh" || exit
+source "$script_dir/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 0 ] || die "unknown argument '${words[0]}'. Try --help."
 [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."

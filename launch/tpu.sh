@@ -41,9 +41,9 @@ switches=(queued spot reserved watch)
 zone=${CLOUDSDK_COMPUTE_ZONE-} project='' accelerator_type='' runtime_version='' slices=1 valid_until_duration=''
 network='' subnetwork='' service_account='' nfs='' python='' slice=0 worker=0 every=60 retries=20
 queued='' spot='' reserved='' watch=''
-here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
+script_dir=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "$here/command.sh" || exit
+source "$script_dir/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 2 ] || die "arguments must be a verb and a name: found '${words[*]-}'. Try --help."
 name=${words[1]}
@@ -52,7 +52,7 @@ need zone
 need_whole_numbers slices slice worker every retries
 [ "$slices" -gt 0 ] || die "--slices: must be at least 1: found 0."
 [ "$slices" -eq 1 ] || queued=yes
-root=$(cd "$here/.." && pwd)
+root=$(cd "$script_dir/.." && pwd)
 
 # gcloud has the same verbs for queued resources and TPU VMs, but other fields for their states.
 if [ -n "$queued" ]; then
@@ -111,24 +111,24 @@ state() {
 
 # Waits for a state that is not transient, and prints it.
 lasting_state() {
-    local found
+    local current
     while true; do
-        found=$(state) || return
-        case $found in
-        *ING | ACCEPTED | WAITING_FOR_RESOURCES) [ "$found" != MISSING ] || break ;;
+        current=$(state) || return
+        case $current in
+        *ING | ACCEPTED | WAITING_FOR_RESOURCES) [ "$current" != MISSING ] || break ;;
         *) break ;;
         esac
-        say "$name is $found"
+        say "$name is $current"
         sleep "$every"
     done
-    echo "$found"
+    echo "$current"
 }
 
 wait_until_ready() {
-    local found
-    found=$(lasting_state) || return
-    [[ -n $dry_run || $found == READY || $found == ACTIVE ]] ||
-        die "$name must be READY or ACTIVE: found $found. Try resume."
+    local current
+    current=$(lasting_state) || return
+    [[ -n $dry_run || $current == READY || $current == ACTIVE ]] ||
+        die "$name must be READY or ACTIVE: found $current. Try resume."
 }
 
 copy() {
@@ -171,9 +171,9 @@ worker_status() {
 
 # Prints the state of the run over all workers: running, finished, refused, failed or new.
 progress() {
-    local told
-    told=$(worker_status) || return
-    case $told in
+    local status
+    status=$(worker_status) || return
+    case $status in
     *"jaxrank is running"*) echo running ;;
     *"ended with status 2"*) echo refused ;;
     *"has not run"*) echo new ;; # also on a replaced worker
@@ -194,13 +194,13 @@ delete() {
 # Checks the run once and acts. Status 0: jaxrank runs. 10: it has finished. 11: it had failed and was
 # restarted. 2: it must not be restarted. 1: gcloud or a worker failed, with any status.
 look() {
-    local found
-    found=$(lasting_state) || return 1
-    case $found in
+    local current
+    current=$(lasting_state) || return 1
+    case $current in
     READY | ACTIVE)
-        found=$(progress) || return 1
-        say "jaxrank on $name: $found"
-        case $found in
+        current=$(progress) || return 1
+        say "jaxrank on $name: $current"
+        case $current in
         finished) return 10 ;;
         failed)
             start || return 1
@@ -211,14 +211,14 @@ look() {
         esac
         ;;
     MISSING | PREEMPTED | TERMINATED | SUSPENDED)
-        [ -n "$dry_run" ] || say "$name is $found"
-        if [ "$found" != MISSING ]; then
+        [ -n "$dry_run" ] || say "$name is $current"
+        if [ "$current" != MISSING ]; then
             confirm "Delete the remains of $name?"
             give_back || return 1
         fi
         create && wait_until_ready && copy && install && start || return 1
         ;;
-    *) die "resume cannot handle the state $found of $name. See 'gcloud compute tpus $service'." ;;
+    *) die "resume cannot handle the state $current of $name. See 'gcloud compute tpus $service'." ;;
     esac
 }
 
@@ -252,8 +252,8 @@ wait) wait_until_ready ;;
 run) start ;;
 logs) tpu ssh "$name" ${queued:+--node="$slice"} --worker="$worker" --command='tail -n 100 -F jaxrank.log' ;;
 status)
-    found=$(state)
-    [ -n "$dry_run" ] || say "$name is $found"
+    current=$(state)
+    [ -n "$dry_run" ] || say "$name is $current"
     worker_status
     ;;
 stop) on_all jaxrank/launch/worker.sh stop ;;

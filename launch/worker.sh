@@ -15,11 +15,11 @@
 options=(python nfs mount)
 switches=()
 python=3.12 nfs='' mount=/mnt/jaxrank
-here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
+script_dir=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "$here/command.sh" || exit
+source "$script_dir/command.sh" || exit
 parse "$@"
-root=$(cd "$here/.." && pwd)
+root=$(cd "$script_dir/.." && pwd)
 self=$root/launch/worker.sh
 log=$HOME/jaxrank
 

@@ -105,7 +105,7 @@ def test_maps_increase_and_are_equal_for_jax(mapped):
 
 
 def test_joint_probabilities_stay_below_those_of_their_parents():
-    """Task 0 is given 2, which is given 1."""
+    """Task 0 occurs given task 2, which occurs given task 1."""
     logits = np.random.default_rng(0).normal(size=(50, 3), scale=3)
     calibration = Calibration({0: CURVE, 1: LINE}, (2, -1, 1), {})
     result = calibration(logits)
@@ -113,9 +113,9 @@ def test_joint_probabilities_stay_below_those_of_their_parents():
     np.testing.assert_array_equal(result[:, 2], np.minimum(logits[:, 2], result[:, 1]))
     np.testing.assert_array_equal(result[:, 0], np.minimum(CURVE(logits[:, 0]), result[:, 2]))
     assert 5 < (result[:, 0] == result[:, 2]).sum() < 45
-    given = sigmoid(conditional(result[:, 0], result[:, 2]))
+    conditional_rate = sigmoid(conditional(result[:, 0], result[:, 2]))
     exact = sigmoid(result[:, 0]) / sigmoid(result[:, 2])
-    np.testing.assert_allclose(given, exact, atol=2e-6)
+    np.testing.assert_allclose(conditional_rate, exact, atol=2e-6)
 
 
 def test_a_calibration_is_stored_for_the_weights_of_its_checkpoint(tmp_path):

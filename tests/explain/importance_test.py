@@ -41,7 +41,7 @@ def examples(rows=50):
     )
 
 
-def by_feature(batch):
+def feature_arrays(batch):
     """Returns {feature: its values of each example, as text}."""
     rows = range(batch.rows)
     result = {f.name: [str(batch.dense[i, c]) for i in rows] for c, f in enumerate(SCHEMA.dense)}
@@ -65,7 +65,7 @@ def test_only_the_features_of_a_group_are_permuted(unit):
     order = np.random.default_rng(1).permutation(before.rows)
     features = groups(SCHEMA, ())[unit]
     after = permuted(before, SCHEMA, features, order)
-    old, new = by_feature(before), by_feature(after)
+    old, new = feature_arrays(before), feature_arrays(after)
     for name, values in old.items():
         assert new[name] == ([values[i] for i in order] if name in features else values), name
     assert after.labels is before.labels

@@ -359,7 +359,7 @@ def test_sums_in_float32_do_not_show_a_spread_that_they_have_lost():
 
 
 @pytest.mark.parametrize(
-    ("labels", "weights", "is_told"),
+    ("labels", "weights", "is_shown"),
     [
         ([1] * 4095 + [0], [1] * 4096, True),
         ([1] * 4095 + [0], [1] * 4095 + [0.01], False),
@@ -368,12 +368,12 @@ def test_sums_in_float32_do_not_show_a_spread_that_they_have_lost():
         ([0] * 99 + [1], [1] * 100, True),
     ],
 )
-def test_of_counts_near_one_sums_show_a_spread_only_where_they_have_it(labels, weights, is_told):
+def test_of_counts_near_one_sums_show_a_spread_only_where_they_have_it(labels, weights, is_shown):
     y, w = (np.array(a, np.float32)[:, None] for a in (labels, weights))
     (result,) = metrics.from_sums(batch_sums(np.zeros_like(y), y, w, ("count",)), ("count",))
     expected = exact_metrics.exact(0 * y[:, 0], y[:, 0], w[:, 0], "count")["normalized_deviance"]
     lines = result["normalized_deviance"]
-    assert lines == pytest.approx(expected, rel=4e-3) if is_told else math.isnan(lines)
+    assert lines == pytest.approx(expected, rel=4e-3) if is_shown else math.isnan(lines)
 
 
 def test_examples_of_weight_zero_do_not_count_whatever_they_hold():

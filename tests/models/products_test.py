@@ -229,8 +229,8 @@ from jaxrank.models import products
 r = np.random.default_rng(0)
 def bits(function, precision, *arrays):
     options = products.compiler_options(precision, "cpu")
-    found = jax.jit(function, compiler_options=options)(*arrays)
-    return [np.asarray(x, np.float32).view(np.uint32).sum(dtype=np.uint64) for x in found]
+    result = jax.jit(function, compiler_options=options)(*arrays)
+    return [np.asarray(x, np.float32).view(np.uint32).sum(dtype=np.uint64) for x in result]
 def ours(precision, x, kernel, g):
     y, back = jax.vjp(lambda x, k: products.product(x, k, precision), x, kernel)
     return y, *back(g.astype(y.dtype))

@@ -246,7 +246,7 @@ def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
     assert all(jax.tree.leaves(moved))
 
 
-def told_missing():
+def missing_reason():
     """Returns `missing()` of a program that loads the code for the first time."""
     return native._loaded.__wrapped__()[0]
 
@@ -372,9 +372,9 @@ def test_without_a_compiler_xla_does_the_work(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert told_missing() == "no C++ compiler was found"
+    assert missing_reason() == "no C++ compiler was found"
     monkeypatch.setenv("JAXRANK_NATIVE", "0")
-    assert told_missing() == "JAXRANK_NATIVE is 0"
+    assert missing_reason() == "JAXRANK_NATIVE is 0"
 
 
 def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch):
@@ -383,7 +383,7 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch
     compiler.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler))
-    lines = told_missing()
+    lines = missing_reason()
     assert lines == f"{compiler} could not compile rows.cc: no such option"
     assert list((tmp_path / "cache" / "jaxrank").iterdir()) == []
 
@@ -392,7 +392,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file, not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "c++")
-    assert str(tmp_path / "cache") in told_missing()
+    assert str(tmp_path / "cache") in missing_reason()
 
 
 def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):

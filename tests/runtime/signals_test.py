@@ -15,11 +15,11 @@ _CHILDREN = """
     import os, signal, threading, time
 
     def children():
-        found = []
+        ids = []
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
-                found += file.read().split()
-        return found
+                ids += file.read().split()
+        return ids
 
     def interrupt_group_at(count):
         def wait():

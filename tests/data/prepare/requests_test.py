@@ -56,11 +56,11 @@ def test_the_examples_of_a_request_are_neighbours_in_their_raw_order(
     )
     begin = 0
     for block in split.blocks():
-        own = {users[i] for i in range(begin, begin + block.rows)}
-        assert block.rows <= 64 or len(own) == 1
-        assert block.rows == sum(len(expected[user]) for user in own)
+        users_of_block = {users[i] for i in range(begin, begin + block.rows)}
+        assert block.rows <= 64 or len(users_of_block) == 1
+        assert block.rows == sum(len(expected[user]) for user in users_of_block)
         hashes = block.requests[:, 0]
-        assert len(set(hashes)) == len(own)
+        assert len(set(hashes)) == len(users_of_block)
         assert (hashes[1:] >= hashes[:-1]).all()
         begin += block.rows
     lengths = np.concatenate([block.list_lengths for block in split.blocks()])
