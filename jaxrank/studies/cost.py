@@ -37,7 +37,9 @@ _COLORS = {_MEASURED: "C0", _ESTIMATED: "C1", _EXTRAPOLATED: "C7"}
 class Options:
     prices: str = field("", help="a CSV file of prices; none: configs/prices.csv of the program")
     other_configs: tuple[str, ...] = field(
-        (), help="configs of other models beside --config, such as configs/heavy.py"
+        (),
+        help="configs of other models beside --config, such as configs/heavy.py, with the same"
+        " overrides",
     )
     topologies: tuple[str, ...] = field(
         ("v3-32", "a100-4"), help="TPU slices and GPUs to estimate", non_empty=True
@@ -94,8 +96,14 @@ def _stem(path: str) -> str:
 
 
 def _sections(context: Context, path: str) -> dict[str, Any]:
-    """Returns the sections in which another config differs, as overrides."""
-    other = config_files.to_plain(config_files.load(path))
+    """Returns the sections in which another config differs, as overrides.
+
+    What the command line sets is set in both.
+
+    Raises:
+        InputError: the other config cannot be loaded, or has no such field.
+    """
+    other = config_files.to_plain(config_files.load(path, context.overrides))
     base = config_files.to_plain(context.config)
     return {name: value for name, value in other.items() if value != base.get(name)}
 

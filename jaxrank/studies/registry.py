@@ -171,7 +171,8 @@ def run(
     """Executes the runs of a study and writes its outcome into the workdir.
 
     Args:
-        command: arguments that give this config, for the commands of single runs.
+        command: arguments that give this config, for the commands of single runs: those that come
+            before the config, "--config=NAME", and overrides.
         jobs: number of runs at the same time.
         worker: see `executor.opened`.
 
@@ -183,6 +184,8 @@ def run(
         InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
     """
     directories = Directories(config, workdir, command)
+    names = [argument.partition("=")[0] for argument in command]
+    overrides = command[names.index("--config") + 1 :] if "--config" in names else ()
     failed: dict[str, RunResult] = {}
     with executor.opened(
         directories, workdir, jobs=jobs, report=report, worker=worker
@@ -195,7 +198,7 @@ def run(
             failed.update({r.spec.name: r for r in results if not r.is_done})
             return results
 
-        outcome = _outcome(study, Context(config, options, report), execute)
+        outcome = _outcome(study, Context(config, options, report, overrides), execute)
         result = outcomes.write(workdir, study.name, outcome, list(failed.values()))
     report(outcomes.describe(outcome, list(failed.values())))
     report(f"Files: {', '.join(result['files'])}")

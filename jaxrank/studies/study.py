@@ -150,11 +150,13 @@ class Context:
     config: the config that the runs change. Runs that change neither features nor source share its
         data. They may change `features.skip`.
     options: an instance of `Study.options`.
+    overrides: what the command line set in the config, for other configs to set too.
     """
 
     config: ConfigDict
     options: Any
     report: Report
+    overrides: Sequence[str] = ()
 
 
 Runs: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunResult], Outcome]

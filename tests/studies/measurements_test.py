@@ -24,7 +24,7 @@ def ignore(text):
     """Drops a line of a report."""
 
 
-def driven(study, answer, config=None, **options):
+def driven(study, answer, config=None, overrides=(), **options):
     """Drives a study by made-up results.
 
     answer: spec -> (examples/s, values), or None for a failed run.
@@ -33,7 +33,7 @@ def driven(study, answer, config=None, **options):
         The outcome, and the specs by name.
     """
     config = config or tiny.config(batch_size=128)
-    context = Context(config, study.options(**options), ignore)
+    context = Context(config, study.options(**options), ignore, overrides)
     runs, specs = study.runs(context), {}
     batch = next(runs)
     while True:
@@ -195,7 +195,10 @@ def test_cost_compares_examples_per_dollar(tmp_path):
 def test_cost_measures_on_fewer_rows_and_smaller_batches_than_it_estimates(tmp_path):
     options = dict(measured_batch_size=16, measured_rows=500, estimated_batch_size=256)
     prices = price_file(tmp_path / "p.csv")
-    _, specs = driven(cost.STUDY, priced, prices=prices, other_configs=("quickstart",), **options)
+    options["other_configs"] = ("quickstart",)
+    command = ("--config.optim.tables.name", "adagrad")
+    _, specs = driven(cost.STUDY, priced, overrides=command, prices=prices, **options)
+    assert specs["measured-quickstart"].overrides["optim"]["tables"]["name"] == "adagrad"
     for name in ("config", "quickstart"):
         overrides = specs[f"measured-{name}"].overrides
         assert overrides["batch_size"] == 16
