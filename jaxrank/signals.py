@@ -1,7 +1,8 @@
 """Signals that ask a program to end: SIGTERM and SIGINT (Ctrl-C).
 
-`Caught` records signals, `end_at_second` ends the program at the second one, and `held_back` delays
-them while processes start. This module imports neither NumPy nor JAX.
+`Caught` records signals, `end_at_second` ends the program at the second one, `exit_at_sigterm`
+makes SIGTERM an exception, and `held_back` delays signals while processes start. This module
+imports neither NumPy nor JAX.
 """
 
 import contextlib
@@ -42,6 +43,20 @@ def end_at_second(apart_seconds: float = 0.0) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before)
         writer.close()
+
+
+@contextlib.contextmanager
+def exit_at_sigterm() -> Iterator[None]:
+    """Raises SystemExit at SIGTERM within the block, so that its `finally` clauses are executed."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _count(reader: socket.socket, apart_seconds: float) -> None:

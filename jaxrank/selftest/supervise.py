@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrank import json_files
+from jaxrank import json_files, signals
 from jaxrank.errors import InputError
 from jaxrank.report import Report
 from jaxrank.selftest.check import FAIL, NAMES, NOT_APPLICABLE, Check
@@ -174,17 +174,12 @@ class _Supervisor:
 @contextlib.contextmanager
 def _killed_at_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Kills a process that still runs at the end of the block, also after a signal."""
-
-    def end(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-        signal.signal(signal.SIGTERM, before)
+    with signals.exit_at_sigterm():
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _checks(ended: _Ended) -> dict[str, Check]:
