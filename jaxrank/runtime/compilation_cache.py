@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrank import native
+from jaxrank import atomic, native
 
 _MIN_COMPILATION_SECONDS = 0.05  # seconds of compilation from which on a program is kept
 _MAX_CACHE_BYTES = 4 * 2**30  # bytes of the cache, from which on the oldest entries are removed
@@ -62,7 +62,8 @@ def directory(platform: str) -> Path:
 def _reloads(mark: Path) -> bool:
     """Returns True if this host can load a program that it compiled. Tried once per directory."""
     if not mark.exists():
-        mark.write_text("yes" if _reloads_now() else "no")
+        with atomic.replacing(mark, unique=True) as part:
+            part.write_text("yes" if _reloads_now() else "no")
     return mark.read_text() == "yes"
 
 
