@@ -13,11 +13,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxrank import task_losses
 from jaxrank.data.sources import registry as sources
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import direct
 from jaxrank.embedding import ROW_OPTIMIZERS
 from jaxrank.errors import InputError
+from jaxrank.features import Task
 from jaxrank.models.fields import SECTIONS as MODELS
 from jaxrank.models.registry import RANKER
 from jaxrank.optim import DECAYS, OPTIMIZERS, SCALINGS
@@ -200,6 +202,14 @@ class LearningRate:
     decay_factor: float = field(
         0.1, above=0, at_most=1, help="factor of the learning rate every decay_steps, of decay step"
     )
+
+    def check(self, where: str) -> None:
+        """Rejects reductions without an interval."""
+        if self.decay == "step" and not self.decay_steps:
+            raise InputError(
+                f"{where}.decay_steps: must be at least 1 with {where}.decay = 'step', which"
+                " reduces the learning rate every decay_steps steps: found 0."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -490,6 +500,7 @@ class Config:
             )
         self._check_patience()
         self._check_intervals()
+        self._check_losses()
         if self.data.direct:
             direct.check_kind(self.source and self.source.kind)
 
@@ -512,6 +523,14 @@ class Config:
                     f"data.valid: must name a split, because eval.{name} counts evaluations: found"
                     f" eval.{name}={evaluations} and data.valid=''."
                 )
+
+    def _check_losses(self) -> None:
+        chosen = {
+            task: entry.to_dict() if isinstance(entry, ConfigDict) else entry
+            for task, entry in self.task_losses.items()
+        }
+        tasks = self.features.tasks if self.features else ()
+        task_losses.check(chosen, [Task(task.name, task.kind) for task in tasks])
 
     def _check_intervals(self) -> None:
         intervals = {
@@ -544,9 +563,8 @@ class _ModelSection(ConfigDict):
                         del self[name]
                 for name in {*fields} - {*self}:
                     super().__setitem__(name, fields[name])
-            for name in fields:
-                if f"model.{name}" in NAMED_FIELDS:
-                    self[name].unlock()  # it accepts fields of any name
+            for name in {*fields}.intersection(_named(MODELS[names[1]])):
+                self[name].unlock()  # it accepts fields of any name
         super().__setitem__(key, value)
 
 
@@ -580,7 +598,7 @@ def default(model: str = "") -> ConfigDict:
     config.model = _ModelSection(_defaults(MODELS[RANKER if model == "" else model]))
     config.model.name = model
     config.lock()
-    for path in ("source", *NAMED_FIELDS):
+    for path in ("source", *named_fields(model)):
         section: Any = config
         for part in path.split("."):
             section = section.get(part) if isinstance(section, ConfigDict) else None
@@ -637,13 +655,19 @@ def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
 
 
 PATTERN_FIELDS = tuple(_named(Config, patterns=True))
-NAMED_FIELDS = (
-    *_named(Config),
-    "source.files",
-    "model.parents",
-    "model.initial_bias",
-    "model.scales",
-)
+_NAMED_FIELDS = (*_named(Config), "source.files")
+
+
+def named_fields(model: str) -> tuple[str, ...]:
+    """Returns the paths of sections that map arbitrary names to values, with those of a model.
+
+    Args:
+        model: name of a registered model. Empty: the ranker.
+
+    Raises:
+        InputError: no model has that name.
+    """
+    return (*_NAMED_FIELDS, *_named(MODELS[model or RANKER], "model."))
 
 
 # Fields that may change when a run is resumed, because they do not change its result.

@@ -16,7 +16,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxrank import renames, shipped
-from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, default, sections
+from jaxrank.config import PATTERN_FIELDS, default, named_fields, sections
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.extensions import importing_from
@@ -79,8 +79,9 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     if _is_of_source(config, path) and _set_unnamed(config, path, value):
         return True
     section, where = config, ""
+    named = named_fields(config.model.name)
     for part in path.split("."):
-        by_name = where.removesuffix(".") in NAMED_FIELDS and f"{where}{part}" == path
+        by_name = where.removesuffix(".") in named and f"{where}{part}" == path
         if by_name and not isinstance(section.get(part), tuple):
             parsed = value if where == "source.files." else _literal(value)
             with section.unlocked(), section.ignore_type():

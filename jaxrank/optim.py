@@ -12,7 +12,6 @@ import jax
 import optax
 
 from jaxrank import validate
-from jaxrank.errors import InputError
 from jaxrank.validate import MAX_DECAY, MIN_EPS, field, parse
 
 Schedule = Callable[[Any], Any]  # maps an integer, traced or not, to a float
@@ -66,9 +65,6 @@ def schedule(
         batch_size: examples per step over all devices.
         base_batch: the batch size that base_learning_rate was chosen for.
 
-    Raises:
-        InputError: the decay is "step" and decay_steps is 0.
-
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, for
         linear scaling and gradual warm-up.
@@ -80,11 +76,6 @@ def schedule(
     if decay == "constant":
         after = optax.constant_schedule(learning_rate)
     elif decay == "step":
-        if not decay_steps:
-            raise InputError(
-                "decay_steps: must be at least 1 with decay='step', which reduces the learning rate"
-                " every decay_steps steps: found 0."
-            )
         after = optax.exponential_decay(
             learning_rate,
             decay_steps,

@@ -299,22 +299,55 @@ def select_losses(
     return tuple(_task_loss(task, chosen.get(task.name)) for task in tasks)
 
 
+def check(chosen: Mapping[str, Any], tasks: Sequence[Task]) -> None:
+    """Checks the section `task_losses` of a config.
+
+    Args:
+        chosen: see `select_losses`.
+        tasks: of the config. Empty: they are not known, nor are their kinds.
+
+    Raises:
+        InputError: see `select_losses`.
+    """
+    if tasks:
+        select_losses(chosen, tasks)
+        return
+    for task, entry in chosen.items():
+        where = f"{_SECTION}.{task}"
+        _check_entry(where, entry)
+        if name := loss_name(entry):
+            _parse(where, entry, _find(where, name))
+
+
 def _task_loss(task: Task, entry: Any) -> losses.Elementwise:
     if entry is None:
         return losses.loss_of_kind(task.kind)
     where = f"{_SECTION}.{task.name}"
-    is_entry = isinstance(entry, str | Mapping)
-    require(is_entry, where, "the name of a loss, or a dict with its name and settings", entry)
+    _check_entry(where, entry)
     name = loss_name(entry) or losses.DEFAULT_OF_KIND[task.kind]
-    if name not in _LOSSES:
-        extensions.load_packages()
-    check_choice(where, name, names(), extensions.hint(LOSS))
-    loss = _LOSSES[name]
+    loss = _find(where, name)
     if task.kind not in loss.kinds:
         suitable = [n for n in names() if task.kind in _LOSSES[n].kinds]
         check_choice(where, name, suitable, f"The task is of kind {task.kind!r}.")
-    settings = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != _NAME}
-    parsed: Any = parse(loss.settings, settings, where)
+    parsed = _parse(where, entry, loss)
     if isinstance(parsed, RequestLoss):
         return TaskRequestLoss(name, parsed, losses.loss_of_kind(task.kind))
     return TaskLoss(name, parsed)
+
+
+def _check_entry(where: str, entry: Any) -> None:
+    is_entry = isinstance(entry, str | Mapping)
+    require(is_entry, where, "the name of a loss, or a dict with its name and settings", entry)
+
+
+def _find(where: str, name: str) -> Registered:
+    if name not in _LOSSES:
+        extensions.load_packages()
+    check_choice(where, name, names(), extensions.hint(LOSS))
+    return _LOSSES[name]
+
+
+def _parse(where: str, entry: Any, loss: Registered) -> Any:
+    """Returns a loss with the settings of an entry."""
+    settings = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != _NAME}
+    return parse(loss.settings, settings, where)

@@ -428,12 +428,25 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
         ),
         ("log_every_steps", 12, "log_every_steps: must be a positive multiple of .*=12, .*=8"),
         ("data.valid", "next_day", "must have data.order = 'days', .* found 'shuffled' and 0"),
+        ("optim.tables.decay", "step", "optim.tables.decay_steps: must be at least 1 .*: found 0"),
+        (
+            "model.dropouts",
+            (0.1,),
+            r"model.dropouts: must .* one number per layer .*: found \(0.1,",
+        ),
+        ("task_losses", {"clik": "bce"}, "task_losses: must be of tasks .*: found 'clik'"),
+        ("task_losses", {"click": {"name": "focl"}}, "task_losses.click: must be one of .*'focal'"),
+        ("task_losses", {"click": "squared"}, "task_losses.click: must be one of .*'binary'"),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_rejected(field, value, message):
     c = runnable()
+    c.features.tasks = [dict(name="click", label="clicked")]
+    c.features.categorical = [dict(columns=["user"])]
     *sections, name = field.split(".")
-    functools.reduce(getattr, sections, c)[name] = value
+    section = functools.reduce(getattr, sections, c)
+    with section.unlocked():
+        section[name] = ConfigDict(value) if isinstance(value, dict) else value
     with pytest.raises(InputError, match=message):
         config.check(c)
 

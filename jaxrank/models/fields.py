@@ -18,7 +18,9 @@ _OF_FRAMEWORK = ("parent", "name", "tasks", "parents", "initial_bias")
 def make_section(module: Any) -> type:
     """Makes the section of a Flax module: a dataclass with its fields and those of all models.
 
-    A field whose type a config cannot hold keeps its default and is not in the section.
+    A field whose type a config cannot hold keeps its default and is not in the section. A static
+    method `check_fields(fields, where)` of the module checks rules about several fields, before any
+    data is read. `fields` has them as attributes, `where` is the path of the section.
 
     Raises:
         InputError: a field has no default.
@@ -56,7 +58,9 @@ def make_section(module: Any) -> type:
         " of a count, or number. Without an entry: the base rate of the training labels",
     )
     entries.append(("initial_bias", Mapping[str, float], initial_bias))
-    section = dataclasses.make_dataclass(module.__name__, entries, frozen=True)
+    check_fields = getattr(module, "check_fields", None)
+    methods = {} if check_fields is None else {"check": check_fields}
+    section = dataclasses.make_dataclass(module.__name__, entries, namespace=methods, frozen=True)
     section.__doc__ = module.__doc__
     return section
 

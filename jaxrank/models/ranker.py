@@ -192,6 +192,15 @@ class Ranker(nn.Module):
         " float32 sums; mixed_bfloat16: also bfloat16 between layers, for accelerators",
     )
 
+    @staticmethod
+    def check_fields(fields: Any, where: str) -> None:
+        """Rejects rates of dropout that are not one per layer; see `models.fields`."""
+        if len(fields.dropouts) not in (0, len(fields.mlp_units)):
+            raise InputError(
+                f"{where}.dropouts: must have one number per layer of {where}.mlp_units, or none:"
+                f" found {fields.dropouts}, mlp_units={fields.mlp_units}."
+            )
+
     @nn.compact
     def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
         """Returns raw logits f[B, tasks]."""
@@ -311,11 +320,6 @@ class Ranker(nn.Module):
 
     @property
     def _dropouts(self) -> float | tuple[float, ...]:
-        if len(self.dropouts) not in (0, len(self.mlp_units)):
-            raise InputError(
-                "model.dropouts: must have one number per layer of model.mlp_units, or none: found"
-                f" {self.dropouts}, mlp_units={self.mlp_units}."
-            )
         return tuple(self.dropouts) or self.dropout
 
     @property

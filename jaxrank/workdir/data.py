@@ -55,21 +55,25 @@ class RunData:
         """Opens the data. Process 0 prepares it first if it is absent and the config has a source.
 
         Args:
-            check: see `passes.prepare`.
+            check: see `passes.prepare`. Data that exists is checked before it is read, too.
 
         Raises:
             InputError: the data is absent and cannot be prepared, or was prepared with other
                 features. For data in the workdir, also if it was prepared from another source.
         """
         with processes.together():
-            if processes.is_first() and not self.exists():
+            is_absent = processes.is_first() and not self.exists()
+            if is_absent:
                 self._prepare(report, check)
         with processes.together():
             store = self.open()
         self.check_features(store)
         if self.is_own:
             self._check_source(store)
-        return self.selected(store)
+        store = self.selected(store)
+        if check is not None and not is_absent:
+            check(store.schema)
+        return store
 
     def selected(self, store: Store) -> Store:
         """Returns the store without the features that `features.skip` names.

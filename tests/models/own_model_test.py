@@ -37,6 +37,7 @@ def get_config():
         c.task_losses.click = dict(name="expected_cost", miss=3)
         c.features.categorical = c.features.categorical[:{ids}]
     c.model.ids = ("c0", "c1")[:{ids}]
+    c.model.factors.c0 = 2.0
     c.eval.metric = "mean/brier"
     return c
 """
@@ -104,6 +105,8 @@ def test_it_is_evaluated_predicts_and_is_exported(folder, capsys):
     assert set(layers) >= {"bias", "params.tower.kernel", "params.head.bias"}
     lines = json.loads((folder / "out" / "export.json").read_text())["model"]
     assert (lines["name"], lines["tasks"], lines["ids"], lines["width"]) == ("own", 2, ["c0"], 8)
+    assert lines["factors"] == {"c0": 2.0}
+    cli.run(["export", workdir, f"--output={folder / 'bundle'}", MODELS])  # scores are compared
 
 
 def test_it_starts_from_a_run_with_one_feature_less(folder):
@@ -130,7 +133,7 @@ def test_it_starts_from_a_run_with_one_feature_less(folder):
 def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
     pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
     config = f"--config={folder / 'no_lists.py'}"
-    results = result(capsys, "compile", config, "--config.mesh.devices=1", "--topology=v3-8")
+    results = result(capsys, "compile", config, "--topology=v3-8")
     (entry,) = results["topologies"]
     assert entry["fits"] is True
     assert entry["flops"] > 0

@@ -3,8 +3,10 @@
 import examples
 import pytest
 import tiny
+from runs import nothing
 
 from jaxrank.config import default
+from jaxrank.errors import InputError
 from jaxrank.workdir import data, files
 
 
@@ -55,3 +57,21 @@ def test_without_a_workdir_there_may_be_no_data(tmp_path):
     result = data.locate(c.data, c.features, c.source, "", inherits=True)
     assert not result.exists()
     assert (result.path, result.is_own) == ("", False)
+
+
+def test_names_are_checked_before_data_is_read_whether_it_exists_or_not(tmp_path):
+    c = tiny.config()
+    located = data.locate(c.data, c.features, c.source, tmp_path)
+    seen = []
+
+    def check(schema):
+        seen.append([task.name for task in schema.tasks])
+        raise InputError("no")
+
+    with pytest.raises(InputError, match="^no$"):
+        located.prepare(nothing, check)
+    assert not located.exists()
+    located.prepare(nothing)
+    with pytest.raises(InputError, match="^no$"):
+        located.prepare(nothing, check)
+    assert seen == [["click", "conversion"]] * 2

@@ -5,7 +5,7 @@ the examples read, so memory does not grow with the tables.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -27,8 +27,11 @@ from jaxrank.evaluation.score import score
 from jaxrank.export.table_rows import stored_rows
 from jaxrank.features import MAX_GROUP, PAD, Schema
 from jaxrank.layout import Layout, ToTables
+from jaxrank.models.fields import SECTIONS
+from jaxrank.models.products import PRECISIONS
 from jaxrank.program import Predictor
 from jaxrank.step import Weights
+from jaxrank.validate import field_rules
 
 _MIN_ROWS = 3  # of a small table: the reserved ones and one more
 _ROUNDING = ("bfloat16", "mixed_bfloat16")  # precisions that round the factors of products
@@ -65,7 +68,8 @@ class Reference:
     @property
     def rounds(self) -> bool:
         """True if the trained program rounds the factors of products to bfloat16."""
-        return model_fields(self._config.model).get("precision") in _ROUNDING
+        fields = model_fields(self._config.model)
+        return _has_precisions(fields) and fields["precision"] in _ROUNDING
 
     def logits(
         self,
@@ -80,7 +84,7 @@ class Reference:
             exact: whether products are computed at precision "highest".
         """
         fields = model_fields(self._config.model)
-        if exact and "precision" in fields:
+        if exact and _has_precisions(fields):
             fields["precision"] = "highest"
         mesh = meshes.make_mesh(devices=1)
         room = {stack.name: 1.0 for stack in self._layout.stacks}
@@ -97,6 +101,15 @@ class Reference:
         held = InMemorySplit(self._examples, "exported")
         with closing(score(predictor, weights, held, size, self._calibration)) as scores:
             return np.concatenate([scored.logits for scored in scores])
+
+
+def _has_precisions(fields: Mapping[str, Any]) -> bool:
+    """Returns True if a model has the field `precision` of `models.products`.
+
+    A model of the user's own may give the name to a field of another meaning.
+    """
+    declared = {f.name: f for f in dataclasses.fields(SECTIONS[fields["name"]])}
+    return "precision" in declared and field_rules(declared["precision"]).choices == PRECISIONS
 
 
 def _parts(schema: Schema, examples: Examples) -> Iterator[tuple[str, Any, Any]]:

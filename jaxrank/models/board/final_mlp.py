@@ -1,6 +1,7 @@
 """FinalMLP: two towers with selected features, and a bilinear product of their outputs."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -52,6 +53,17 @@ class FinalMlp(BoardModel):
         (), help="features that the gate of the second stream reads, such as the item's"
     )
 
+    @staticmethod
+    def check_fields(fields: Any, where: str) -> None:
+        """Rejects heads that the streams cannot be divided into; see `models.fields`."""
+        first, second = fields.first_mlp_units[-1], fields.second_mlp_units[-1]
+        if first % fields.heads or second % fields.heads:
+            raise InputError(
+                f"{where}.heads: must divide the last of {where}.first_mlp_units and of"
+                f" {where}.second_mlp_units: found {fields.heads} heads, widths {first} and"
+                f" {second}."
+            )
+
     @nn.compact
     def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
         """Returns raw logits f[B, tasks]."""
@@ -84,12 +96,6 @@ class FinalMlp(BoardModel):
 
     def _fusion(self, u: jax.Array, v: jax.Array) -> jax.Array:
         """Maps outputs f[B, n] and f[B, m] to f[B, tasks]."""
-        if u.shape[1] % self.heads or v.shape[1] % self.heads:
-            raise InputError(
-                "model.heads: must divide the last of model.first_mlp_units and of"
-                f" model.second_mlp_units: found {self.heads} heads, widths {u.shape[1]} and"
-                f" {v.shape[1]}."
-            )
         part = v.shape[1] // self.heads
         bilinear = StackedDense(
             self.heads,
