@@ -3,10 +3,11 @@
 import functools
 
 import daily
+import histories
 import task_kinds
 import tiny
 from ml_collections import ConfigDict
-from runs import store_config
+from runs import nothing, store_config
 
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import open_store
@@ -39,7 +40,8 @@ REQUESTS = {
     "eval.metric": "click/ndcg@10",
     "model.norm": "batch",
 }
-NAMES = [*OF_TINY, "kinds", "days", "requests"]
+SEQUENCES = {"log_every_steps": 4, "eval.every_steps": 4}
+NAMES = [*OF_TINY, "kinds", "days", "requests", "sequences"]
 
 
 def changed(config, changes):
@@ -54,7 +56,7 @@ def grouped(path):
     """Prepares the data of `tiny.config()` with requests of 7 examples on average."""
     c = changed(tiny.config(), {"source.request_size": 7.0, "features.group": "request"})
     features, source = c.features.to_dict(), c.source.to_dict()
-    prepare(features, source, path, block_size=512, report=lambda _: None)
+    prepare(features, source, path, block_size=512, report=nothing)
     return path
 
 
@@ -78,6 +80,10 @@ class Variants:
         if name == "requests":
             return grouped(folder)
         folder.mkdir()
+        if name == "sequences":
+            c = histories.config(histories.write(folder / "raw"))
+            prepare(c.features.to_dict(), c.source.to_dict(), folder / "store", report=nothing)
+            return folder / "store"
         return task_kinds.prepared(folder) if name == "kinds" else daily.prepared(folder).path
 
     def config(self, name, **changes):
@@ -88,6 +94,9 @@ class Variants:
             result = daily.config(open_store(store))
         elif name == "requests":
             result = changed(store_config(store), REQUESTS)
+        elif name == "sequences":
+            result = changed(histories.config(store.parent / "raw"), SEQUENCES)
+            result.data.store = str(store)
         else:
             result = changed(store_config(store), OF_TINY[name])
         return changed(result, changes)

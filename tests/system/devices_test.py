@@ -11,6 +11,7 @@ import own_model  # noqa: F401, registers "own"
 import pytest
 import tiny
 from placed_tables import BATCH, DIMS, SCHEMA, hot_rows
+from runs import nothing
 from sharded import rows_by_table
 from variants import changed
 
@@ -20,6 +21,7 @@ from jaxrank.config import default
 from jaxrank.features import PAD, Task
 from jaxrank.layout import layout
 from jaxrank.program import BatchShape, CompiledSteps
+from jaxrank.train import train
 
 # What a config changes, by name; each is compared with itself on one device.
 CHANGES = {
@@ -129,3 +131,14 @@ def test_the_batches_of_these_tests_have_edges_padding_empty_and_full_lists():
     assert any((x.ids != PAD).all(axis=1).any() for x in lists), "a full group"
     filled = [len(np.unique(s[s != PAD])) for x in lists for s in x.segments]
     assert min(filled) < 4 * 2, "an empty list"
+
+
+@pytest.mark.usefixtures("shared_programs")
+@pytest.mark.parametrize("name", ["sequences", "requests"])
+def test_a_run_is_the_same_on_more_devices(variants, tmp_path, name):
+    """Compares metrics: a bias that no ranking loss sees follows the rounding of its gradient."""
+    _, one, _ = variants.unbroken(name)
+    four = train(variants.config(name, **{"mesh.devices": 4}), tmp_path, report=nothing)
+    assert four.metrics.keys() == one.metrics.keys()
+    for task, metrics in four.metrics.items():
+        assert metrics == pytest.approx(one.metrics[task], rel=1e-3)

@@ -1,9 +1,8 @@
-"""A run with a sequence: devices, resuming, and scores of a bundle."""
+"""A run with a sequence: late events, and scores of a bundle."""
 
 import csv
 
 import histories
-import jax
 import jaxrank_serving
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,7 +10,7 @@ import pytest
 from checkout import ROOT
 from jaxrank_serving import RequestError
 from ml_collections import ConfigDict
-from runs import newest_state, nothing, saved
+from runs import nothing, saved
 
 from jaxrank import config_files
 from jaxrank.data.prepare.passes import prepare
@@ -61,34 +60,6 @@ def test_preparation_reports_the_events_that_it_masks(raw, store):
     )
     assert sum(late) > 50
     assert expected in store[1]
-
-
-class Stopped(Exception):
-    pass
-
-
-def test_a_run_resumes_to_the_bit_and_is_the_same_on_more_devices(raw, store, tmp_path):
-    c = on_store(raw, store)
-    c.checkpoint.every_steps = 8
-    train(c, tmp_path / "whole", report=nothing)
-
-    def stop(text):
-        if text.startswith("step 16"):
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(c, tmp_path / "run", report=stop)
-    train(c, tmp_path / "run", report=nothing)
-    whole, resumed = (newest_state(c, tmp_path / name) for name in ("whole", "run"))
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
-        np.testing.assert_array_equal(a, b)
-    first = jax.tree.leaves(whole.params["sequence_history"]["event"])[0]
-    assert np.abs(first).max() > 0
-    c.mesh.devices = 4
-    train(c, tmp_path / "wide", report=nothing)
-    wide = newest_state(c, tmp_path / "wide")
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(wide.params), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("pool", ["target_attention", "transformer"])
