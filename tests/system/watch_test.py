@@ -1,5 +1,6 @@
 """Abnormal steps are skipped and reported, and their batches are written."""
 
+import functools
 import json
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 from runs import newest_state, nothing, records, store_config
 
 from jaxrank import mesh as meshes
+from jaxrank import step as steps
 from jaxrank.errors import InputError, RunError
 from jaxrank.optim import is_schedule
 from jaxrank.run import build
@@ -112,6 +114,22 @@ def test_a_finite_gradient_whose_square_is_not_is_skipped_too(store, tmp_path, m
     poison(monkeypatch, 1e25, {4})
     train(c, tmp_path, report=nothing)
     assert [step_records(tmp_path)[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("value", [1.0, 1e25, np.nan])
+def test_the_gradient_of_one_vector_on_one_device_counts(value):
+    mesh = meshes.make_mesh(devices=8, replicas=2)
+    of_examples = jax.P(meshes.EXAMPLES)
+    check = jax.shard_map(
+        functools.partial(steps._all_finite, mesh, np.float32(0)),
+        mesh=mesh,
+        in_specs=of_examples,
+        out_specs=jax.P(),
+        check_vma=False,
+    )
+    gradients = np.zeros(16, np.float32)
+    gradients[5] = value
+    assert bool(jax.jit(check)({"dim4": gradients})) == (value == 1)
 
 
 def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
