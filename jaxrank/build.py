@@ -19,17 +19,20 @@ from jaxrank.data.batches import packing
 from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.room import ListRoom, list_room
 from jaxrank.data.store.split import Split
+from jaxrank.data.vectors.read import VectorFiles, open_vectors
+from jaxrank.data.vectors.rows import ENCODINGS
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Schema, Task
 from jaxrank.layout import Layout
 from jaxrank.metrics.early_stopping import Ranked, check_metric, monitored_tasks
-from jaxrank.models.registry import RANKER
+from jaxrank.models.registry import FACTORIZATION_MACHINE, RANKER
 from jaxrank.outputs import check_parents, idle_tasks
 from jaxrank.program import Predictor
 from jaxrank.run_schedule import RunSchedule
 
 # Smaller packs hold few requests of several examples, so a loss of requests trains little.
 MIN_PACK = 16
+_WEIGHTS_IN_ROWS = (FACTORIZATION_MACHINE, "deepfm")  # models, by the start of their rows
 _EVEN_SHARE = 64  # a multiple of it has a divisor of 64 or more
 
 
@@ -322,6 +325,42 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
         layout = layouts.layout(schema, table_dims(schema, config.embedding))
         optimizer, *_ = make_optimizers(config, num_steps=1)
         jax.eval_shape(optimizer.init, weights_shape(config, layout).params)
+
+
+def open_table_vectors(config: ConfigDict, schema: Schema) -> dict[str, VectorFiles]:
+    """Opens the files of `embedding.init_from`, by table. Reads the first vector of each.
+
+    Raises:
+        InputError: a pattern matches no table, a table or the model cannot start from vectors, or
+            a file is invalid or has vectors of another dimension.
+    """
+    field, names = "embedding.init_from", [t.name for t in schema.tables]
+    paths = validate.matched(field, "table", names, to_plain(config.embedding.init_from))
+    if paths and config.model.name in _WEIGHTS_IN_ROWS:
+        raise InputError(
+            f"{field}: must be empty for model.name={config.model.name!r}, because the first"
+            f" numbers of its rows are weights of the tasks: found {to_plain(paths)}."
+        )
+    encodings, dims = (
+        {t.name: t.encoding for t in schema.tables},
+        table_dims(schema, config.embedding),
+    )
+    opened = {}
+    for name, path in paths.items():
+        if encodings[name] not in ENCODINGS:
+            raise InputError(
+                f"{field}: the table {name!r} must have one of the encodings"
+                f" {', '.join(ENCODINGS)}, whose rows stand for values: found {encodings[name]!r}."
+            )
+        opened[name] = open_vectors(path, f"{field}.{name}")
+        if opened[name].width != dims[name]:
+            actual = f"dim {dims[name]}" if dims[name] else "no dim"
+            raise InputError(
+                f"{field}: the table {name!r} must have the dim of its vectors,"
+                f" {opened[name].width} in {opened[name].files[0]}: found {actual}. Set"
+                f" embedding.dims.{name} = {opened[name].width}."
+            )
+    return opened
 
 
 class Workload(NamedTuple):

@@ -114,6 +114,13 @@ class Embedding:
         at_least=0,
         help="standard deviation of the normal distribution that rows start from",
     )
+    init_from: Mapping[str, str] = field(
+        {},
+        patterns=True,
+        help="table pattern -> file of pre-trained vectors by raw value that its rows start from,"
+        " Parquet or text of word2vec; read when a run starts, and never when it is resumed;"
+        " ? matches a dot",
+    )
     l2: float = field(0.0, at_least=0, help="adds l2 * row to a row's gradient")
     l2s: Mapping[str, float] = field(
         {},

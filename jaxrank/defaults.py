@@ -159,14 +159,16 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
     if has_open_model(config):
         is_small = data.rows <= MAX_SMALL and not data.in_order
         is_binary = all(task.kind == "binary" for task in data.schema.tasks)
-        suits = is_small and is_binary and not config.embedding.dims
+        embedding = config.embedding
+        suits = is_small and is_binary and not embedding.dims and not embedding.init_from
         config.model = default(FACTORIZATION_MACHINE if suits else RANKER).model
         reasons["model.name"] = (
             f"up to {MAX_SMALL:,} examples a network overfits rare ids"
             if suits
             else f"more than {MAX_SMALL:,} examples"
             if not is_small
-            else "the factorization machine is for binary tasks and tables of one dimension"
+            else "the factorization machine is for binary tasks and tables of one dimension without"
+            " pre-trained vectors"
         )
     config.model.name = config.model.name or RANKER
     if config.model.name != FACTORIZATION_MACHINE:

@@ -23,6 +23,7 @@ from jaxrank.build import (
     make_step_spec,
     make_workload,
     model_fields,
+    open_table_vectors,
     pack_split,
     ranked_metrics,
     table_dims,
@@ -273,7 +274,11 @@ def build(
     processes.check_devices(mesh)
     check_row_shards(mesh.shape[meshes.SHARD])
     data = run_data.locate(*sections, directory, inherits=inherits_store)
-    store = data.prepare(report, functools.partial(_check_names, config))
+    is_new = not files.has_checkpoint(directory)
+    store = data.prepare(report, functools.partial(_check_names, config, is_new))
+    with processes.together():
+        if is_new:
+            open_table_vectors(config, store.schema)  # checks the files
     requests = request_spec(config, store)
     metric = watched_metric(config, store.schema, requests.column)
     split = store.split(config.data.train, "data.train")
@@ -485,19 +490,21 @@ def _report_batches(config: ConfigDict, batches: TrainBatches, report: Report) -
         )
 
 
-def _check_names(config: ConfigDict, schema: Schema) -> None:
-    """Checks names in a config before its data is read.
+def _check_names(config: ConfigDict, is_new: bool, schema: Schema) -> None:
+    """Checks names in a config before its data is read, and files of vectors of a new run.
 
     Parameters of a model that the data decides on are checked when it is built.
 
     Raises:
-        InputError: see `check_names`.
+        InputError: see `check_names` and `open_table_vectors`.
     """
     assumed = defaults.choose_unread(config, None, 1, schema, lambda text: None)
     if defaults.has_open_model(config):
         with assumed.unlocked():
             assumed.optim.dense.lr_multipliers = ConfigDict()
     check_names(assumed, schema)
+    if is_new:
+        open_table_vectors(config, schema)
 
 
 def make_batches(

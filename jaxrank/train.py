@@ -44,7 +44,7 @@ from jaxrank.telemetry.progress import Progress
 from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.reliability_image import draw_reliability
 from jaxrank.telemetry.writers import Writer, open_writer
-from jaxrank.warm_start import start
+from jaxrank.warm_start import pretrained, start
 from jaxrank.workdir import files as workdirs
 from jaxrank.workdir import lock, user_code
 
@@ -118,7 +118,7 @@ def train(
         def new() -> TrainState:
             if init_from:
                 return start.start(run, init_from, report_once)
-            return run.first_state(report_once)
+            return pretrained.start_vectors(run, run.first_state(report_once), report_once)
 
         state = run.start(
             new,
@@ -247,7 +247,9 @@ def _summarise(run: Run, result: Result, described: str, page: bool) -> None:
             result,
             config=run.config,
             store=run.store,
-            tables=summary.describe_tables(run.schema, run.hot),
+            tables=summary.describe_tables(
+                run.schema, run.hot, workdirs.load_coverage(run.directory)
+            ),
             devices=f"{run.program.mesh.size} x {meshes.platform(run.program.mesh)}",
             description=described,
         )

@@ -63,7 +63,8 @@ def _checkpoint(known: Mapping[str, Any]) -> str:
 def _unfinished(directory: Path, report: Report) -> dict[str, Any]:
     """Returns the summary of a run that has none, with the scores of its newest checkpoint."""
     run = load_run(directory)
-    tables = summary.describe_tables(run.schema, workdirs.load_placement(directory))
+    hot, coverage = workdirs.load_placement(directory), workdirs.load_coverage(directory)
+    tables = summary.describe_tables(run.schema, hot, coverage)
     store = None
     try:
         store = run.open_data()

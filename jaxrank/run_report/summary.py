@@ -83,11 +83,16 @@ def split_statistics(store: Store) -> dict[str, Any]:
     }
 
 
-def describe_tables(schema: Schema, hot: Mapping[str, ReplicatedRows]) -> list[dict[str, Any]]:
+def describe_tables(
+    schema: Schema,
+    hot: Mapping[str, ReplicatedRows],
+    coverage: Mapping[str, Mapping[str, Any]],
+) -> list[dict[str, Any]]:
     """Returns the rows of each table, and how many of them every device has.
 
     Args:
         hot: of each stack; see `workdir.files.load_placement`.
+        coverage: of the tables that started from vectors; see `workdir.files.load_coverage`.
     """
     copies: Counter[str] = Counter()
     for rows in hot.values():
@@ -95,5 +100,6 @@ def describe_tables(schema: Schema, hot: Mapping[str, ReplicatedRows]) -> list[d
         copies.update({t.name: t.rows for t in schema.tables if t.name in rows.replicated_tables})
     return [
         {"table": table.name, "rows": table.rows, "replicated_rows": copies[table.name]}
+        | ({"init_from": coverage[table.name]} if table.name in coverage else {})
         for table in schema.tables
     ]

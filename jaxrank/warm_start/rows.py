@@ -60,8 +60,8 @@ def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.n
 
 
 def _moves(old: Stack, new: Stack, old_rows: np.ndarray, new_rows: np.ndarray) -> Iterator[Moves]:
-    for old_part, in_old, old_first in _parts(old, old_rows):
-        for new_part, in_new, new_first in _parts(new, new_rows):
+    for old_part, in_old, old_first in local_rows(old, old_rows):
+        for new_part, in_new, new_first in local_rows(new, new_rows):
             both = in_old & in_new
             if both.any():
                 old_positions = old_part.position(old_rows[both] - old_first)
@@ -70,13 +70,13 @@ def _moves(old: Stack, new: Stack, old_rows: np.ndarray, new_rows: np.ndarray) -
                 yield Moves(old_part, new_part, old_positions[order], new_positions[order])
 
 
-def _parts(stack: Stack, rows: np.ndarray) -> list[tuple[Storage, np.ndarray, np.int32]]:
+def local_rows(stack: Stack, rows: np.ndarray) -> list[tuple[Storage, np.ndarray, np.int32]]:
     """Returns each part of a stack, a mask of the rows that it contains, and its first row."""
     replicated, split = storage(stack)
     is_replicated = rows < stack.replicated
     parts = [(replicated, is_replicated, 0), (split, ~is_replicated, stack.replicated)]
     return [
-        (part, local_rows, np.int32(first)) for part, local_rows, first in parts if part is not None
+        (part, is_inside, np.int32(first)) for part, is_inside, first in parts if part is not None
     ]
 
 
@@ -100,7 +100,7 @@ def carry_rows(
         return array
     is_wide = array.ndim == 2
     width = part.width if is_wide else 1
-    shares = _Shares(array, width)
+    shares = Shares(array, width)
     array.delete()  # otherwise all tables would be on the devices twice
     for move in moves:
         for first, piece in stored.pieces(name.format(move.old_part.name), max(1, width // LANES)):
@@ -111,7 +111,7 @@ def carry_rows(
     return shares.array()
 
 
-class _Shares:
+class Shares:
     """The share of this process of an array, on the host."""
 
     def __init__(self, array: jax.Array, width: int):

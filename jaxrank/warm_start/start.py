@@ -25,6 +25,7 @@ from jaxrank.run import Run
 from jaxrank.runtime import processes
 from jaxrank.step import TrainState
 from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
+from jaxrank.warm_start.pretrained import start_vectors
 from jaxrank.warm_start.rows import carry_rows, plan_moves
 from jaxrank.workdir import files
 
@@ -83,7 +84,7 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
     _check_tasks(older, new_run.schema)
     with processes.together():
         rows = _same_rows(older, new_run.store)
-    state = new_run.program.init()
+    state = start_vectors(new_run, new_run.program.init(), report)
     with processes.together():
         state, carried = _start_layers(state, older, new_run)
         state = _start_tables(state, older, new_run, rows)

@@ -1,8 +1,8 @@
 """The directory of a run: its config, its schema, and its data if it was prepared for this run.
 
-WORKDIR/config.json  schema.json  placement.json  code.json  metrics.jsonl  tensorboard/
-checkpoints/  calibration/  data/  profile/  follow/  damaged/  debug/  evaluations/
-summary.json  report.html  finished
+WORKDIR/config.json  schema.json  placement.json  code.json  init_from.json
+metrics.jsonl  tensorboard/  checkpoints/  calibration/  data/  profile/  follow/  damaged/
+debug/  evaluations/  summary.json  report.html  finished
 """
 
 import os
@@ -24,6 +24,7 @@ from jaxrank.runtime import processes
 from jaxrank.workdir import user_code
 
 _FINISHED = "finished"
+_COVERAGE = "init_from.json"
 
 
 def directory(workdir: str | Path) -> Path:
@@ -88,13 +89,18 @@ def _filled(tree: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
 def _map_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
     """Applies a function to the local paths of the data that a run reads in a plain config.
 
-    These are the paths of the store or, with data.direct, of the source files. The source of a
-    prepared store is not read again, and its paths must equal those in the manifest.
+    These are the paths of pre-trained vectors and of the store or, with data.direct, of the source
+    files. The source of a prepared store is not read again, and its paths must equal those in the
+    manifest.
     """
     data, source = tree.get("data"), tree.get("source")
     if not isinstance(data, Mapping) or not isinstance(source, Mapping):
         return tree
     data = {**data, "store": _each_path(data.get("store"), changed)}
+    embedding = dict(tree.get("embedding") or {})
+    if "init_from" in embedding:
+        embedding["init_from"] = _each_path(embedding["init_from"], changed)
+        tree = tree | {"embedding": embedding}
     if data.get("direct"):
         source = {**source, "files": _each_path(source.get("files"), changed)}
     return tree | {"data": data, "source": source}
@@ -192,3 +198,22 @@ def load_placement(workdir: Path) -> dict[str, ReplicatedRows]:
         }
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: must be a placement written by jaxrank: {error}.") from error
+
+
+def save_coverage(workdir: Path, coverage: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes the coverage of the tables that start from pre-trained vectors, in process 0.
+
+    Args:
+        coverage: by table; see `warm_start.pretrained`. Empty: there are none.
+    """
+    path = workdir / _COVERAGE
+    if coverage:
+        json_files.write(path, coverage)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def load_coverage(workdir: Path) -> dict[str, dict[str, Any]]:
+    """Loads the result of `save_coverage`."""
+    path = workdir / _COVERAGE
+    return _read(path) if path.is_file() else {}

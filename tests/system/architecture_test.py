@@ -40,7 +40,7 @@ DATA_FLOORS = (
     "synthetic",
     "sources",
     "store",
-    "prepare drift batches",
+    "prepare drift batches vectors",
 )
 ENTRY = "__main__"  # above all floors
 

@@ -328,3 +328,21 @@ def _checksum(
     if table.on_bad_id != "error":
         return xxhash.xxh3_64_hexdigest(table.on_bad_id.encode())
     return vocabularies.get(table.name, "")
+
+
+def shared_salt(spec: FeatureSpec, table: Table) -> str | None:
+    """Returns the salt of a hashed table, None if its features have different ones.
+
+    Args:
+        spec: a section, resolved or not.
+    """
+    entries: list[CategoricalSpec | RaggedSpec] = [*spec.categorical, *spec.ragged]
+    salts = sorted({entry.salt for entry in entries})
+    matching = (s for s in salts if xxhash.xxh3_64_hexdigest(s.encode()) == table.checksum)
+    return next(matching, None)
+
+
+def num_numbered(table: Table) -> int:
+    """Returns the number of rows of a table of row numbers, without the row for invalid ids."""
+    has_shared_row = table.checksum == xxhash.xxh3_64_hexdigest(b"oov")
+    return table.rows - has_shared_row
