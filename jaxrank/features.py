@@ -19,6 +19,7 @@ Special values have the same meaning in the whole system:
 """
 
 import dataclasses
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ UNKNOWN_ROW = 1
 RESERVED_ROWS = 2
 
 INDICATOR = ":missing"  # end of the name of an indicator of missing values
+_INDEX = re.compile(r"\[\d+\]$")  # end of the name of a number of a vector
 
 # Maximum number of examples whose lists are packed together. A store keeps the largest sums of list
 # lengths over this many consecutive examples. Evaluation sizes its buffers by them, because it
@@ -125,6 +127,14 @@ class Table:
 def indicator_of(name: str) -> str:
     """Returns the name of the dense feature that is 1 where the dense feature `name` is missing."""
     return f"{name}{INDICATOR}"
+
+
+def column_of(name: str) -> str:
+    """Returns the name of the column that a dense feature or an indicator belongs to.
+
+    The numbers of a vector column "v" are the dense features "v[0]", "v[1]" and so on.
+    """
+    return _INDEX.sub("", name.removesuffix(INDICATOR))
 
 
 @dataclasses.dataclass(frozen=True)

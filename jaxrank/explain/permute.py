@@ -9,18 +9,18 @@ import numpy as np
 
 from jaxrank.data.examples import Examples
 from jaxrank.errors import InputError
-from jaxrank.features import INDICATOR, Schema
+from jaxrank.features import Schema, column_of
 from jaxrank.validate import nearest
 
 
 def units(schema: Schema) -> dict[str, tuple[str, ...]]:
     """Returns {name: features that are permuted together}, each feature in one of them.
 
-    A number and the indicator of its missing values are one unit, and so is a sequence, whose lists
-    are aligned.
+    All numbers of a column, with the indicators of their missing values, are one unit. So is a
+    sequence, whose lists are aligned.
     """
     result: dict[str, tuple[str, ...]] = {}
-    named = [(f.name.removesuffix(INDICATOR), f.name) for f in schema.dense]
+    named = [(column_of(f.name), f.name) for f in schema.dense]
     named += [(f.name, f.name) for f in schema.categorical]
     named += [(f.sequence or f.name, f.name) for f in schema.ragged]
     for unit, feature in named:

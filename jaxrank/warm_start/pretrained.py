@@ -4,14 +4,12 @@ A run reads the files once, before its first step. A row without a vector, and t
 of all rows, keep their initial values.
 """
 
-from typing import Any
-
 import numpy as np
 
 from jaxrank.build import open_table_vectors
 from jaxrank.data.vectors.rows import TableVectors
 from jaxrank.embedding.storage import Storage
-from jaxrank.features import MISSING_ROW, Table
+from jaxrank.features import MISSING_ROW
 from jaxrank.layout import Stack, ToStack
 from jaxrank.placement.traffic import StoredReads, TableReads, measure
 from jaxrank.report import Report
@@ -59,8 +57,9 @@ def _fill(
     to_stack = ToStack.from_stack(stack)
     for number, name in enumerate(stack.tables):
         for rows, values in vectors[name].batches() if name in vectors else ():
-            for part, is_inside, first in local_rows(stack, to_stack(rows, number)):
-                positions = part.position(to_stack(rows, number)[is_inside] - first)
+            stack_rows = to_stack(rows, number)
+            for part, is_inside, first in local_rows(stack, stack_rows):
+                positions = part.position(stack_rows[is_inside] - first)
                 shares[part.name].set(positions, _padded(values[is_inside], part))
     tables = dict(state.tables)
     for name, share in shares.items():
@@ -71,7 +70,7 @@ def _fill(
     averages = dict(state.average.rows)
     for name, share in shares.items():
         averages[name].delete()
-        averages[name] = share.array()
+        averages[name] = share.copy().array()  # steps change the other array in place
     return state._replace(average=state.average._replace(rows=averages))
 
 
@@ -89,17 +88,17 @@ def _record(run: Run, vectors: dict[str, TableVectors], report: Report) -> None:
     tree = {}
     for name, of_table in vectors.items():
         count = int(of_table.has_vector.sum())
-        covered, lookups = _lookups(of_table, of_table.table, reads.tables[name])
+        covered, lookups = _lookups(of_table, reads.tables[name])
         factor = lr_multipliers.get(name, 1.0)
         tree[name] = {
             "path": of_table.files.path,
             "rows": of_table.num_values,
             "covered_rows": count,
-            "lookups": lookups,
-            "covered_lookups": covered,
+            "row_coverage": count / max(of_table.num_values, 1),
+            "lookup_coverage": covered / max(lookups, 1),
             "lr_multiplier": factor,
         }
-        trained = {0.0: "frozen", 1.0: "trained"}.get(factor, f"trained at {factor:g} of the rate")
+        trained = {0.0: "frozen", 1.0: "trained"}.get(factor, f"learning rate * {factor:g}")
         shared = f"; {of_table.shared:,} values share a row" if of_table.shared else ""
         report(
             f"Pre-trained vectors of table {name}: {of_table.files.path} has"
@@ -110,9 +109,9 @@ def _record(run: Run, vectors: dict[str, TableVectors], report: Report) -> None:
     workdirs.save_coverage(run.directory, tree)
 
 
-def _lookups(vectors: TableVectors, table: Table, reads: TableReads) -> tuple[int, int]:
+def _lookups(vectors: TableVectors, reads: TableReads) -> tuple[int, int]:
     """Returns the number of lookups of rows with a vector, and of all that are not missing."""
-    is_value = (table.encoding == "integer") | (reads.rows != MISSING_ROW)
+    is_value = (vectors.table.encoding == "integer") | (reads.rows != MISSING_ROW)
     covered = int(reads.counts[vectors.has_vector[reads.rows]].sum())
     return covered, int(reads.counts[is_value].sum())
 

@@ -5,6 +5,7 @@ The placement and the mesh of the two runs may differ. A process holds its share
 and one piece on the host.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -127,6 +128,11 @@ class Shares:
             at = places.astype(np.int64) - before
             is_local = (at >= 0) & (at < len(share_rows))
             share_rows[at[is_local]] = rows[is_local]
+
+    def copy(self) -> "Shares":
+        copied = copy.copy(self)
+        copied._shares = {first: share.copy() for first, share in self._shares.items()}
+        return copied
 
     def array(self) -> jax.Array:
         return jax.make_array_from_callback(

@@ -93,6 +93,8 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
         *_table_changes(older, new_run, rows),
         *_layer_changes(carried),
     ]
+    if new_run.config.embedding.init_from:
+        messages.append("pre-trained vectors (embedding.init_from) stay in rows that are new")
     if calibration_path(older.run.directory, older.step).is_file():
         messages.append("its calibration is not copied, because training changes the predictions")
     if not older.is_asked_for and not older.is_finished:

@@ -15,7 +15,10 @@ from jaxrank.train import train
 
 SCHEMA = Schema(
     (Task("click"),),
-    (Dense("age"), Dense("age:missing"), Dense("price")),
+    (
+        *(Dense("age"), Dense("age:missing"), Dense("price")),
+        *(Dense("image[0]"), Dense("image[0]:missing"), Dense("image[1]")),
+    ),
     (Categorical("pair", "t", 2), Categorical("item", "t")),
     (
         Ragged("tags", "t"),
@@ -32,7 +35,7 @@ def examples(rows=50):
     lengths[:, 2] = lengths[:, 1]
     total = lengths.sum()
     return Examples(
-        dense=r.normal(size=(rows, 3)).astype(np.float32),
+        dense=r.normal(size=(rows, len(SCHEMA.dense))).astype(np.float32),
         ids=r.integers(0, 100, (rows, 3)).astype(np.int32),
         list_lengths=lengths,
         list_values=r.integers(0, 100, total).astype(np.int32),
@@ -59,7 +62,7 @@ def feature_arrays(batch):
     return result
 
 
-@pytest.mark.parametrize("unit", ["age", "price", "pair", "tags", "past"])
+@pytest.mark.parametrize("unit", ["age", "price", "image", "pair", "tags", "past"])
 def test_only_the_features_of_a_group_are_permuted(unit):
     before = examples()
     order = np.random.default_rng(1).permutation(before.rows)
@@ -76,7 +79,7 @@ def test_groups_join_features_and_leave_the_others_alone():
     assert result["ids"] == ("pair", "item")
     assert result["age"] == ("age", "age:missing")
     assert result["past"] == ("seen", "when")
-    assert set(result) == {"ids", "age", "price", "tags", "past"}
+    assert set(result) == {"ids", "age", "price", "image", "tags", "past"}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 import dataclasses
 import fnmatch
-import re
 from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.errors import InputError
-from jaxrank.features import INDICATOR, Categorical, Dense, Ragged, Schema
+from jaxrank.features import INDICATOR, Categorical, Dense, Ragged, Schema, column_of
 from jaxrank.validate import nearest
 
 Feature = TypeVar("Feature", Dense, Categorical, Ragged)
@@ -93,6 +92,5 @@ def _names(feature: Dense | Categorical | Ragged) -> frozenset[str]:
     name = feature.name
     names = {name}
     if isinstance(feature, Dense):
-        name = name.removesuffix(INDICATOR)
-        names |= {name, re.sub(r"\[\d+\]$", "", name)}
+        names |= {name.removesuffix(INDICATOR), column_of(name)}
     return frozenset(names)
