@@ -5,8 +5,10 @@ import json
 import jax
 import numpy as np
 import tiny
+from examples import stack_rows
 
 from jaxrank.checkpoints.reader import dotted
+from jaxrank.embedding.storage import logical_rows
 from jaxrank.run import build
 from jaxrank.train import train
 from jaxrank.workdir import files as workdirs
@@ -67,6 +69,25 @@ def saved(config, workdir):
     job.checkpoints.close()
     job.batches.close()
     return job, state
+
+
+def rows_by_value(job, state, kind):
+    """Returns {table: {raw value: its row}} of a run. kind: "rows", "average" or a slot."""
+    result = {}
+    for stack in job.program.step_spec.embedding.layout.stacks:
+        if kind == "average":
+            arrays = dict(state.average.rows)
+        else:
+            arrays = {
+                name: table.rows if kind == "rows" else table.slots[kind]
+                for name, table in state.tables.items()
+            }
+        rows = logical_rows(jax.device_get(arrays), stack)
+        for name in stack.tables:
+            values = ["missing", "unknown", *job.store.vocabulary(name)[0]]
+            places = stack_rows(stack, name, np.arange(len(values)))
+            result[name] = dict(zip(values, rows[places], strict=True))
+    return result
 
 
 def final_state(store, workdir, **changes):

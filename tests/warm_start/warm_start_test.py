@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pages
 import pytest
-from examples import stack_rows
 from ml_collections import ConfigDict
 from raw_csv import config, write
-from runs import nothing, saved
+from runs import nothing, rows_by_value, saved
 
 from jaxrank import cli
 from jaxrank.calibration.files import calibration_path
@@ -19,7 +18,6 @@ from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.checksums import checksums, host_checksum
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import CheckpointReader
-from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score
 from jaxrank.run import build
@@ -37,25 +35,6 @@ def started(old, config, workdir, lines=None):
     state = warm_start.start(job, str(old), report)
     job.batches.close()
     return job, state
-
-
-def rows_by_value(job, state, kind):
-    """Returns {table: {raw value: its row}} of a run. kind: "rows", "average" or a slot."""
-    result = {}
-    for stack in job.program.step_spec.embedding.layout.stacks:
-        if kind == "average":
-            arrays = dict(state.average.rows)
-        else:
-            arrays = {
-                name: table.rows if kind == "rows" else table.slots[kind]
-                for name, table in state.tables.items()
-            }
-        rows = logical_rows(jax.device_get(arrays), stack)
-        for name in stack.tables:
-            values = ["missing", "unknown", *job.store.vocabulary(name)[0]]
-            places = stack_rows(stack, name, np.arange(len(values)))
-            result[name] = dict(zip(values, rows[places], strict=True))
-    return result
 
 
 def predictions(job, weights):

@@ -26,7 +26,7 @@ FEATURES = dict(
         dict(name="click", label="label", weight="importance"),
         dict(name="buy", label="bought"),
     ],
-    dense=[dict(columns="f*", log=True, missing_indicator=True)],
+    dense=[dict(columns="f*", log=True, missing_indicator=True), dict(columns="image", length=2)],
     categorical=[
         dict(columns="user", encoding="integer", rows=40, on_bad_id="oov"),
         dict(columns="site", encoding="hash", rows=50, salt="s"),
@@ -72,6 +72,7 @@ def drawn(seed, rows):
         "at": [AT] * rows,
         "past_at": past_at,
         "past": past,
+        "image": [other.choice([None, [other.random(), 2.0]]) for _ in range(rows)],
         "past_site": [[f"s{i % 7}" for i in ids] for ids in past],
         "unused": [{"deep": 1}] * rows,
     }
