@@ -65,10 +65,12 @@ def test_the_cookbook_runs(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["delay", "negatives", "history"])
-def test_a_page_of_the_cookbook_runs(name, folder):
+@pytest.mark.parametrize(
+    ("name", "flags"), [("delay", FEW), ("negatives", FEW), ("history", FEW), ("vectors", [])]
+)
+def test_a_page_of_the_cookbook_runs(name, flags, folder):
     results = pages.run_page(
-        pages.DOCS / "cookbook" / f"{name}.md", folder, {"train": [*SHORT, *FEW]}
+        pages.DOCS / "cookbook" / f"{name}.md", folder, {"train": [*SHORT, *flags]}
     )
     assert results[0][0] == "train"
 

@@ -22,6 +22,7 @@ from jaxrank.run import Run
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.step import TrainState, prediction_weights
 from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, worker_order
+from jaxrank.warm_start.pretrained import start_vectors
 
 
 class Trained(NamedTuple):
@@ -67,7 +68,7 @@ def train(
 
         feed = stack.enter_context(contextlib.closing(DevicePrefetcher(run.batches, put)))
         pushes = _Pushes(run, workers, schedule_seed)
-        state = pushes.run(run.first_state(report), feed)
+        state = pushes.run(start_vectors(run, run.first_state(report), report), feed)
         state = reestimated(run.program, run.recent_batches, pushes.num_steps, state)
         split = run.open_split(run.run_schedule.valid)
         scores = scoring.evaluate(
