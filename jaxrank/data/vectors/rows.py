@@ -113,8 +113,8 @@ class TableVectors:
             if store.spec.hash_key:
                 raise InputError(
                     f"{store.path}: must have been prepared without --hash-key-file, so that the"
-                    f" values of the table {table.name!r} can be compared with those of"
-                    f" {self.files.path}: found a key."
+                    f" table {table.name!r} and {self.files.path} have comparable values: found a"
+                    " key."
                 )
             values = store.values(table.name)
 
