@@ -13,7 +13,7 @@ from jaxrank.evaluation.score import Metrics
 from jaxrank.evaluation.slices import surely_lost
 from jaxrank.metrics.exact import calibration_error
 from jaxrank.metrics.intervals import Z
-from jaxrank.metrics.registry import NORMALIZED, title_of
+from jaxrank.metrics.registry import CALIBRATION, NORMALIZED, TITLES, title_of
 
 _SHOWN = 20  # values of a column
 _SHOWN_IN_ORDER = 100  # values of a column of days, hours or buckets
@@ -290,12 +290,19 @@ def value_name(value: Any) -> str:
     return repr(text) if text in ("", _MISSING) or not text.isprintable() else text
 
 
+def _slice_names(metrics: Mapping[str, float]) -> list[str]:
+    """Returns the metrics of a table of slices: those of requests only if a task is only ranked."""
+    names = [name for name in metrics if name != "examples"]
+    return [name for name in names if name in TITLES] if CALIBRATION in names else names
+
+
 def _slices(by: dict[str, Any]) -> list[str]:
     lines = []
     values = by["values"]
     most = _SHOWN_IN_ORDER if by["is_ordered"] else _SHOWN
     for task in values[0]["metrics"] if values else []:
-        titles = [title_of(c) for c in values[0]["metrics"][task] if c != "examples"]
+        names = _slice_names(values[0]["metrics"][task])
+        titles = [title_of(c) for c in names]
         header = "".join(f"{title:>19}" for title in titles)
         lines.append(f"{task + ' by ' + by['column']:<32}{'examples':>12}{header}")
         if not by["is_ordered"]:
@@ -304,9 +311,7 @@ def _slices(by: dict[str, Any]) -> list[str]:
             metrics = entry["metrics"][task]
             spans = entry.get("intervals", {}).get(task, {})
             cells = "".join(
-                f" {value:>9.5f}{_half_width(spans, c):<9}"
-                for c, value in metrics.items()
-                if c != "examples"
+                f" {metrics.get(c, math.nan):>9.5f}{_half_width(spans, c):<9}" for c in names
             )
             lines.append(f"  {name:<30}{metrics['examples']:>12,}{cells}")
         if len(values) > most:
@@ -321,10 +326,13 @@ def _slices(by: dict[str, Any]) -> list[str]:
     return lines
 
 
-def cluster_line(cluster: Mapping[str, Any] | None) -> str:
+def cluster_line(
+    cluster: Mapping[str, Any] | None, requests: Mapping[str, Any] | None = None
+) -> str:
     """Says what the intervals of a result take as independent."""
     if cluster is None:
-        return "95% intervals of independent examples"
+        line = "95% intervals of independent examples"
+        return f"{line}, and of independent requests by {requests['column']}" if requests else line
     return f"95% intervals clustered by {cluster['column']} ({cluster['clusters']:,} values)"
 
 
@@ -385,7 +393,7 @@ def format_evaluation(result: Evaluation) -> str:
             intervals=result.intervals,
         ),
         *request_lines(result.requests),
-        cluster_line(result.cluster),
+        cluster_line(result.cluster, result.requests),
     ]
     for task, buckets in result.buckets.items():
         error = result.calibration_error.get(task, math.nan)

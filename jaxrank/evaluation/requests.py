@@ -13,7 +13,7 @@ from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.evaluation.columns import coded
 from jaxrank.features import RANKED_KINDS, Task
-from jaxrank.metrics import ranking
+from jaxrank.metrics import intervals, ranking
 from jaxrank.metrics.registry import probability_names
 
 WEIGHTING = "the weights of examples"  # of a GAUC
@@ -31,10 +31,22 @@ class RequestSpec(NamedTuple):
     k: int = 10
     ranked: tuple[str, ...] = ()
 
+    def read(self, split: Split) -> "Requests | None":
+        """Reads the requests of a split, None if the data has none."""
+        return read_requests(split, self.column, self.k) if self.column else None
+
     def without_probabilities(self, task: Task, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Returns metrics by name, except metrics of probabilities if a task is only ranked."""
         dropped = probability_names(task.kind) if task.name in self.ranked else ()
         return {name: value for name, value in metrics.items() if name not in dropped}
+
+    def joined(
+        self, task: Task, metrics: Mapping[str, Any], of_requests: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Joins the metrics of a task. Those of requests are first if it is only ranked."""
+        kept = self.without_probabilities(task, metrics)
+        first, last = (of_requests, kept) if task.name in self.ranked else (kept, of_requests)
+        return {**first, **last}
 
 
 NO_REQUESTS = RequestSpec()
@@ -45,10 +57,37 @@ class Requests(NamedTuple):
 
     code: i64[n], the number of each example's request, in stored order.
     candidates: f64[n, tasks], number of candidates that each example stands for.
+    k: number of first ranks.
     """
 
     code: np.ndarray
     candidates: np.ndarray
+    k: int = 10
+
+    def score(
+        self,
+        task: int,
+        kind: str,
+        logits: np.ndarray,
+        labels: np.ndarray,
+        weights: np.ndarray,
+        rows: np.ndarray | None = None,
+    ) -> ranking.RequestValues | None:
+        """Computes the metrics of each request of a task, None if its kind has none.
+
+        Args:
+            task: index of the task.
+            kind: of the task.
+            logits, labels, weights: of the examples in `rows`, each [len(rows)].
+            rows: indices of examples, the only candidates of their requests. None: all.
+        """
+        if kind not in RANKED_KINDS:
+            return None
+        at = slice(None) if rows is None else rows
+        candidates, code = self.candidates[at, task], self.code[at]
+        return ranking.request_values(
+            logits, labels, weights, candidates, code, kind=kind, k=self.k
+        )
 
 
 def request_spec(config: ConfigDict, store: Store) -> RequestSpec:
@@ -57,8 +96,12 @@ def request_spec(config: ConfigDict, store: Store) -> RequestSpec:
     return RequestSpec(column, config.eval.top_k, ranked_tasks(config))
 
 
-def read_requests(split: Split, column: str) -> Requests:
+def read_requests(split: Split, column: str, k: int = 10) -> Requests:
     """Reads the requests of a split. An example without a value is a request of its own.
+
+    Args:
+        column: as in `RequestSpec`, not empty.
+        k: number of first ranks of their metrics.
 
     Raises:
         InputError: the column holds lists.
@@ -79,12 +122,28 @@ def read_requests(split: Split, column: str) -> Requests:
             assert block.kept is not None
             values.append(block.kept.column(column))
     if numbers:
-        return Requests(np.concatenate(numbers), np.concatenate(standing))
+        return Requests(np.concatenate(numbers), np.concatenate(standing), k)
     codes = coded(values, column, "features.group")
     code = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     missing = np.array([value in (None, "") for value in codes.dictionary.to_pylist()], bool)
     alone = len(missing) + np.arange(len(code))
-    return Requests(np.where(missing[code], alone, code), np.concatenate(standing))
+    return Requests(np.where(missing[code], alone, code), np.concatenate(standing), k)
+
+
+class RequestScores(NamedTuple):
+    """Metrics of the requests of a split.
+
+    metrics, intervals: of each task that has them, by metric.
+    described: {"column", "k", "weighting", "tasks": {task: counts and fractions}}. None: there are
+        no requests.
+    """
+
+    metrics: dict[str, dict[str, float]]
+    intervals: dict[str, dict[str, list[float]]]
+    described: dict[str, Any] | None
+
+
+NO_SCORES = RequestScores({}, {}, None)
 
 
 def score_requests(
@@ -94,32 +153,37 @@ def score_requests(
     logits: np.ndarray,
     labels: np.ndarray,
     weights: np.ndarray,
-) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    clusters: np.ndarray | None = None,
+) -> RequestScores:
     """Computes the metrics of the requests of each task.
 
     Args:
         logits, labels, weights: f32[n, tasks]; see `score.Scored`.
-
-    Returns:
-        {task: metrics}, and {"column", "k", "weighting", "tasks": {task: counts and fractions}}.
+        clusters: as in `intervals.request_half_widths`.
     """
-    metrics, counts = {}, {}
+    metrics, spans, counts = {}, {}, {}
     for i, task in enumerate(tasks):
-        if task.kind not in RANKED_KINDS:
+        values = requests.score(i, task.kind, logits[:, i], labels[:, i], weights[:, i])
+        if values is None:
             continue
-        result = ranking.request_metrics(
-            logits[:, i],
-            labels[:, i],
-            weights[:, i],
-            requests.candidates[:, i],
-            requests.code,
-            kind=task.kind,
-            k=spec.k,
-        )
+        result = ranking.summary(values, weights[:, i])
         metrics[task.name] = result.metrics
+        spans[task.name] = request_intervals(values, clusters)
         counts[task.name] = {k: v for k, v in result._asdict().items() if k != "metrics"}
     described = {"column": spec.column, "k": spec.k, "weighting": WEIGHTING, "tasks": counts}
-    return metrics, described
+    return RequestScores(metrics, spans, described)
+
+
+def request_intervals(
+    values: ranking.RequestValues, clusters: np.ndarray | None
+) -> dict[str, list[float]]:
+    """Computes {metric: [low, high]} of the metrics of requests of one task, NaN where undefined.
+
+    Args:
+        clusters: as in `intervals.request_half_widths`.
+    """
+    metrics, widths = values.metrics(), intervals.request_half_widths(values, clusters=clusters)
+    return {name: [metrics[name] - half, metrics[name] + half] for name, half in widths.items()}
 
 
 def request_lines(requests: Mapping[str, Any] | None) -> list[str]:

@@ -19,7 +19,7 @@ from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import slices
-from jaxrank.evaluation.requests import NO_REQUESTS, RequestSpec, read_requests, score_requests
+from jaxrank.evaluation.requests import NO_REQUESTS, NO_SCORES, RequestSpec, score_requests
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.mesh import put_batch
 from jaxrank.metrics import exact
@@ -174,7 +174,7 @@ def evaluate(
         split: to score.
         batch_size: in examples, rounded up to whole groups.
         groups: of examples, for metrics per group.
-        clusters: of examples, for intervals. None: examples are independent.
+        clusters: of examples, for intervals. None: examples are independent, and requests are.
         requests: how requests are scored.
         calibration: see `score`.
 
@@ -185,37 +185,29 @@ def evaluate(
     scored = score_all(predictor, weights, split, batch_size, calibration)
     metrics, buckets, histograms, spans = {}, {}, {}, {}
     tasks = predictor.layout.schema.tasks
+    code = clusters.code if clusters else None
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
         metrics[task.name] = exact.exact(logits, labels, weight, task.kind)
         if task.name not in requests.ranked:
             buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
         histograms[task.name] = score_histogram(logits, labels, weight, task.kind)
-        code = clusters.code if clusters else None
         spans[task.name] = slices.metric_intervals(
             metrics[task.name], logits, labels, weight, task.kind, code
         )
-    sliced = None
-    if groups:
-        sliced = slices.group_metrics(groups, tasks, *scored, clusters, requests.ranked)
-    described = None
-    if requests.column:
-        of_split = read_requests(split, requests.column)
-        of_requests, described = score_requests(requests, of_split, tasks, *scored)
-        for name, of_task in of_requests.items():
-            is_first = name in requests.ranked  # a summary shows the first metrics
-            parts = (of_task, metrics[name]) if is_first else (metrics[name], of_task)
-            metrics[name] = parts[0] | parts[1]
+    of_split = requests.read(split)
+    ranking = score_requests(requests, of_split, tasks, *scored, code) if of_split else NO_SCORES
     for task in tasks:
         name = task.name
-        metrics[name] = requests.without_probabilities(task, metrics[name])
-        spans[name] = requests.without_probabilities(task, spans[name])
-        for entry in sliced.values if sliced else ():
-            for part in {"metrics", "intervals"} & entry.keys():
-                entry[part][name] = requests.without_probabilities(task, entry[part][name])
+        of_metrics, of_spans = (part.get(name, {}) for part in ranking[:2])
+        metrics[name] = requests.joined(task, metrics[name], of_metrics)
+        spans[name] = requests.joined(task, spans[name], of_spans)
+    sliced = None
+    if groups:
+        sliced = slices.group_metrics(groups, tasks, *scored, clusters, requests, of_split)
     seconds = time.perf_counter() - start
     return Scores(
-        metrics, buckets, histograms, split.rows, seconds, sliced, spans, scored, described
+        metrics, buckets, histograms, split.rows, seconds, sliced, spans, scored, ranking.described
     )
 
 

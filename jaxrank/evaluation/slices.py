@@ -1,7 +1,7 @@
 """Metrics per value of a column or of several, for example per country or per day."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation.columns import UNKNOWN, Column, column_names, read_columns
+from jaxrank.evaluation.requests import NO_REQUESTS, Requests, RequestSpec, request_intervals
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 from jaxrank.metrics.ranking import gauc
@@ -29,7 +30,7 @@ class Slices(NamedTuple):
         rows, and so are all values if no task has probabilities. A missing
         value is None, and of several columns the value is a list. Floats that are not finite are
         text: "nan", "inf", "-inf". The intervals are [low, high] of each metric. Only the largest
-        slices have them.
+        slices have them, and metrics of requests, whose candidates are those of the slice.
     gauc: of each binary task, the mean AUC over values with both labels, weighted by the weights of
         their examples. NaN if there are no such values. Zhou et al., Deep Interest Network for
         Click-Through Rate Prediction, KDD 2018.
@@ -147,7 +148,8 @@ def group_metrics(
     labels: np.ndarray,
     weights: np.ndarray,
     clusters: Clusters | None = None,
-    ranked: Collection[str] = (),
+    spec: RequestSpec = NO_REQUESTS,
+    requests: Requests | None = None,
 ) -> Slices:
     """Computes the metrics of each group of a split.
 
@@ -156,7 +158,8 @@ def group_metrics(
         tasks: of the run.
         logits, labels, weights: f32[n, tasks], of all examples in stored order.
         clusters: of the examples, for the intervals.
-        ranked: tasks whose scores are no probabilities.
+        spec: how requests are scored, and which scores are no probabilities.
+        requests: of the examples. None: there are no metrics of requests.
     """
     members = groups.members()
     values: list[dict[str, Any]] = [
@@ -174,17 +177,21 @@ def group_metrics(
     order = sort_by_size(members)
     for i in order[:_MAX_SLICES_WITH_INTERVALS]:
         rows = members[i]
-        values[i]["intervals"] = {
-            task.name: metric_intervals(
-                values[i]["metrics"][task.name],
-                logits[rows, t],
-                labels[rows, t],
-                weights[rows, t],
-                task.kind,
-                clusters.code[rows] if clusters else None,
-            )
-            for t, task in enumerate(tasks)
-        }
+        code = clusters.code[rows] if clusters else None
+        values[i]["intervals"] = {}
+        for t, task in enumerate(tasks):
+            scored = (logits[rows, t], labels[rows, t], weights[rows, t])
+            metrics = values[i]["metrics"][task.name]
+            spans = metric_intervals(metrics, *scored, task.kind, code)
+            of_requests = requests.score(t, task.kind, *scored, rows) if requests else None
+            ranked = of_requests.metrics() if of_requests else {}
+            ranked_spans = request_intervals(of_requests, code) if of_requests else {}
+            values[i]["metrics"][task.name] = spec.joined(task, metrics, ranked)
+            values[i]["intervals"][task.name] = spec.joined(task, spans, ranked_spans)
+    for i in order[_MAX_SLICES_WITH_INTERVALS:]:
+        for task in tasks:
+            metrics = values[i]["metrics"][task.name]
+            values[i]["metrics"][task.name] = spec.without_probabilities(task, metrics)
     gaucs = {
         task.name: gauc(logits[:, i], labels[:, i], weights[:, i], groups.code)
         for i, task in enumerate(tasks)
@@ -192,7 +199,7 @@ def group_metrics(
     }
     shown = sorted(order)
     if not groups.is_ordered:
-        first = next((task.name for task in tasks if task.name not in ranked), "")
+        first = next((task.name for task in tasks if task.name not in spec.ranked), "")
         shown = sorted(order, key=lambda i: -surely_lost(values[i], first))
     return Slices(
         groups.column,

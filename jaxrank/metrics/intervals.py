@@ -25,6 +25,7 @@ from scipy import special
 
 from jaxrank.metrics import regression
 from jaxrank.metrics.exact import prediction
+from jaxrank.metrics.ranking import RequestValues
 from jaxrank.metrics.registry import METRICS, NORMALIZED, means
 from jaxrank.metrics.regression import Floats
 
@@ -110,6 +111,36 @@ def half_widths(
         if result.free is not None:
             quantile = float(special.stdtrit(result.free, tail)) * result.widening(z)
         widths[name] = result.error * quantile
+    return widths
+
+
+def request_half_widths(
+    values: RequestValues,
+    other: RequestValues | None = None,
+    clusters: np.ndarray | None = None,
+    confidence: float = CONFIDENCE,
+) -> dict[str, float]:
+    """Computes half of the width of the interval of each metric of requests.
+
+    The influence of a request is the difference of its value and the mean. Requests are
+    independent, or those of different clusters are. The interval is NaN where fewer than
+    `MIN_EXAMPLES` requests count.
+
+    Args:
+        values: of the requests of one task.
+        other: of another model on the same examples, for the interval of the difference.
+        clusters: i64[n], the number of each example's cluster. A request belongs to the cluster of
+            its first candidate. None: requests are independent.
+        confidence: see `half_widths`.
+    """
+    codes = np.arange(len(values.first)) if clusters is None else clusters[values.first]
+    widths: dict[str, float] = {}
+    for name, weights in values.weights.items():
+        influence = [
+            {name: v.values[name] - _mean(v.values[name], weights)} for v in (values, other) if v
+        ]
+        paired = influence[1] if other else None
+        widths |= half_widths(influence[0], weights, paired, codes, confidence)
     return widths
 
 

@@ -49,6 +49,28 @@ class Gauc(NamedTuple):
     excluded: float
 
 
+class RequestValues(NamedTuple):
+    """Metrics of each request of one task, ascending by its number.
+
+    first: i64[requests], the index of the first candidate of each request.
+    weight: f64[requests], of all requests with a candidate.
+    values: {metric: f64[requests]}, 0 where a request does not count.
+    weights: {metric: f64[requests]}, the weights of the mean, 0 where a request does not count.
+    """
+
+    first: np.ndarray
+    weight: Floats
+    values: dict[str, Floats]
+    weights: dict[str, Floats]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the mean of each metric, NaN where no request counts."""
+        return {
+            name: ratio((weight * self.values[name]).sum(), weight.sum())
+            for name, weight in self.weights.items()
+        }
+
+
 def request_metrics(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -59,7 +81,37 @@ def request_metrics(
     kind: str,
     k: int,
 ) -> RequestMetrics:
-    """Computes the metrics of the requests of one task.
+    """Computes the metrics of the requests of one task. See `request_values` for arguments."""
+    values = request_values(scores, labels, weights, multiplicity, code, kind=kind, k=k)
+    return summary(values, weights)
+
+
+def summary(values: RequestValues, weights: ArrayLike) -> RequestMetrics:
+    """Summarises the metrics of each request.
+
+    Args:
+        weights: of all examples, as for `request_values`.
+    """
+    excluded = float("nan")
+    if "gauc" in values.weights:
+        w = np.asarray(weights, np.float64)
+        excluded = 1 - ratio(values.weights["gauc"].sum(), w[w > 0].sum())
+    ranked = values.weights["mrr"].sum()
+    without = 1 - ratio(ranked, values.weight.sum())
+    return RequestMetrics(values.metrics(), len(values.first), without, excluded)
+
+
+def request_values(
+    scores: ArrayLike,
+    labels: ArrayLike,
+    weights: ArrayLike,
+    multiplicity: ArrayLike,
+    code: np.ndarray,
+    *,
+    kind: str,
+    k: int,
+) -> RequestValues:
+    """Computes the metrics of each request of one task.
 
     Args:
         scores, labels: of all examples, each [n].
@@ -72,8 +124,8 @@ def request_metrics(
     arrays = [np.asarray(a, np.float64) for a in (scores, labels, weights, multiplicity)]
     known = arrays[2] > 0
     score, y, w, m = (a[known] for a in arrays)
-    _, request = np.unique(code[known], return_inverse=True)
-    count = int(request.max(initial=-1)) + 1
+    _, first, request = np.unique(code[known], return_index=True, return_inverse=True)
+    count = len(first)
     weight = _sums(request, w / m, count) / np.maximum(np.bincount(request, minlength=count), 1)
     positives = _sums(request, y > 0, count)
     rank = _ranks(score, m, request)
@@ -85,16 +137,15 @@ def request_metrics(
     counts = positives > 0
     best = _best_gains(y, request, count, k)
     values = {
-        f"ndcg@{k}": gains[counts] / best[counts],
-        "mrr": 1 / best_rank[counts],
-        f"recall@{k}": recalled[counts] / positives[counts],
+        f"ndcg@{k}": gains / np.where(counts, best, 1),
+        "mrr": 1 / best_rank,
+        f"recall@{k}": recalled / np.maximum(positives, 1),
     }
-    total = weight[counts].sum()
-    metrics = {name: ratio((weight[counts] * v).sum(), total) for name, v in values.items()}
-    excluded = float("nan")
+    ranked = np.where(counts, weight, 0.0)
+    of_metric = dict.fromkeys(values, ranked)
     if kind == "binary":
-        metrics["gauc"], excluded = gauc(score, y, w, request)
-    return RequestMetrics(metrics, count, 1 - ratio(total, weight.sum()), excluded)
+        values["gauc"], of_metric["gauc"] = _group_aucs(score, y, w, request, count)
+    return RequestValues(np.flatnonzero(known)[first], weight, values, of_metric)
 
 
 def gauc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike, code: np.ndarray) -> Gauc:
@@ -108,7 +159,15 @@ def gauc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike, code: np.ndar
     known = arrays[2] > 0
     score, y, w = (a[known] for a in arrays)
     _, group = np.unique(code[known], return_inverse=True)
-    count = int(group.max(initial=-1)) + 1
+    aucs, weight = _group_aucs(score, y, w, group, int(group.max(initial=-1)) + 1)
+    total = weight.sum()
+    return Gauc(ratio((weight * aucs).sum(), total), 1 - ratio(total, w.sum()))
+
+
+def _group_aucs(
+    score: Floats, y: Floats, w: Floats, group: np.ndarray, count: int
+) -> tuple[Floats, Floats]:
+    """Computes the AUC and the weight of each group, both 0 for a group without both labels."""
     order = np.lexsort((score, group))
     score, y, w, group = score[order], y[order], w[order], group[order]
     starts = _starts(group, score)
@@ -119,9 +178,8 @@ def gauc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike, code: np.ndar
     won = _sums(owner, positives * (below + negatives / 2), count)
     pairs = positives_of * negatives_of
     counts = pairs > 0
-    weight = _sums(group, w, count)
-    mean = ratio((weight[counts] * won[counts] / pairs[counts]).sum(), weight[counts].sum())
-    return Gauc(mean, 1 - ratio(weight[counts].sum(), weight.sum()))
+    aucs = np.where(counts, won / np.where(counts, pairs, 1), 0.0)
+    return aucs, np.where(counts, _sums(group, w, count), 0.0)
 
 
 def _sums(code: np.ndarray, values: np.ndarray, count: int) -> Floats:

@@ -32,11 +32,13 @@ TASKS = {"click": Task("click"), "spend a/b": Task("spend a/b", "real")}
         ("click/logloss>0.5", (math.nan, math.nan, math.nan), None),
         ("click/logloss > 0.5", (0.7, math.nan, math.nan), None),
         ("click/logloss > 0.5 likely", (0.7, math.nan, math.nan), True),
+        ("click/ndcg@10 < -0.1%", (-0.02, -0.03, -0.002), True),
+        ("click/gauc<-0.1%", (-0.02, -0.03, 0.002), False),
     ],
 )
 def test_a_condition_uses_the_interval_as_it_says(text, span, expected):
     condition = parse(text)
-    check_metrics([condition], TASKS)
+    check_metrics([condition], TASKS, k=10)
     assert condition.holds(Span(*span)) is expected
     assert condition.is_relative == ("%" in text)
 
@@ -72,9 +74,22 @@ def test_a_metric_that_no_task_has_is_rejected(name):
         check_metrics([parse(f"{name} > 0.5")], TASKS)
 
 
+@pytest.mark.parametrize(
+    ("name", "k", "message"),
+    [
+        ("click/mrr", 0, "data with features.group"),
+        ("click/ndcg@5", 10, "'click/ndcg@5'.* eval.top_k of the run, 10"),
+        ("spend a/b/mrr", 10, "found 'spend a/b/mrr'"),
+    ],
+)
+def test_a_metric_of_requests_needs_requests_and_its_first_ranks(name, k, message):
+    with pytest.raises(InputError, match=message):
+        check_metrics([parse(f"{name} < 0.5")], TASKS, k=k)
+
+
 @pytest.mark.parametrize("metric", ["logloss", "calibration", "normalized_entropy"])
 def test_a_metric_of_probabilities_of_a_ranked_task_is_rejected(metric):
-    conditions = [parse("click/auc < -0.1"), parse(f"click/{metric} > 0.5")]
-    check_metrics(conditions, TASKS)
+    conditions = [parse(f"click/{name}") for name in ("auc < -0.1", "mrr < -1%", f"{metric} > 1")]
+    check_metrics(conditions, TASKS, k=10)
     with pytest.raises(InputError, match=f"'{metric}' of 'click', which is trained by ranking al"):
-        check_metrics(conditions, TASKS, {"click"})
+        check_metrics(conditions, TASKS, {"click"}, 10)

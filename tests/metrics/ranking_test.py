@@ -8,7 +8,7 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 
 from jaxrank.errors import InputError
 from jaxrank.features import Task
-from jaxrank.metrics import ranking
+from jaxrank.metrics import intervals, ranking
 from jaxrank.metrics.early_stopping import Ranked, check_metric, make_monitor
 from jaxrank.metrics.registry import title_of
 
@@ -102,6 +102,34 @@ def test_a_kept_negative_stands_for_those_that_were_dropped():
     )
     assert result.metrics["mrr"] == 1 / 9
     assert result.metrics["recall@9"] == 1
+
+
+def test_intervals_are_those_of_a_bootstrap_over_requests():
+    scores, *rest, code = requests(seed=3, count=600)
+    r = np.random.default_rng(4)
+    others = scores + r.normal(size=len(scores)) / 2
+    a, b = (ranking.request_values(x, *rest, code, kind="binary", k=3) for x in (scores, others))
+    draws = {name: [] for name in a.values}
+    for _ in range(400):
+        times = np.bincount(r.integers(len(a.first), size=len(a.first)), minlength=len(a.first))
+        for name, weight in a.weights.items():
+            means = [np.average(v.values[name], weights=times * weight) for v in (a, b)]
+            draws[name].append((means[0], means[1] - means[0]))
+    alone, paired = intervals.request_half_widths(a), intervals.request_half_widths(b, a)
+    for name, of_draws in draws.items():
+        expected = 1.96 * np.std(of_draws, axis=0)
+        np.testing.assert_allclose([alone[name], paired[name]], expected, rtol=0.12, err_msg=name)
+        assert paired[name] < alone[name]
+    users = np.zeros(len(code), int)
+    of_request = np.arange(len(a.first)) // 20
+    users[a.first] = of_request  # other candidates of a request do not count
+    weight, value = a.weights["mrr"], a.values["mrr"]
+    sums = np.bincount(of_request, weight * (value - np.average(value, weights=weight)))
+    error = np.sqrt((sums**2).sum()) / weight.sum()
+    clustered = intervals.request_half_widths(a, clusters=users)
+    assert clustered["mrr"] == pytest.approx(2.05 * error, rel=0.1)
+    few = ranking.request_values(*(x[code < 9] for x in (scores, *rest, code)), kind="binary", k=3)
+    assert all(np.isnan(half) for half in intervals.request_half_widths(few).values())
 
 
 def test_metrics_without_a_request_are_undefined():

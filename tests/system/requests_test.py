@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,10 @@ from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
 from jaxrank.evaluation import calibrate, evaluate
 from jaxrank.evaluation.comparison import compare
+from jaxrank.evaluation.gate import judge
 from jaxrank.explain import importance
 from jaxrank.features import PAD, Task
+from jaxrank.metrics import ranking
 from jaxrank.run import build
 from jaxrank.task_losses import select_losses
 from jaxrank.train import train
@@ -101,6 +104,9 @@ def test_a_score_that_is_only_ranked_reports_no_calibration(variants, capsys):
     tree = json.loads(capsys.readouterr().out)
     assert tree["metrics"]["click/ndcg@10"] == result.metrics["click"]["ndcg@10"]
     assert tree["requests"]["column"] == "request"
+    for task in ("click", "conversion"):
+        low, high = tree["intervals"][f"{task}/ndcg@10"]
+        assert low < result.metrics[task]["ndcg@10"] < high
 
 
 def test_a_loss_of_requests_needs_a_store_with_requests(store, tmp_path):
@@ -128,11 +134,38 @@ def test_a_comparison_of_ranked_scores_has_no_calibration(variants):
     workdir, result, _ = variants.unbroken("requests")
     run = evaluate.open_run(str(workdir))
     scored = compare.score(str(workdir), run)
-    compared = compare._compared([scored, scored], list(scored.tasks.values()), ROWS, None, 0.95)
+    rows, tasks = compare.Rows.read(run, ""), list(scored.tasks.values())
+    compared = compare._compared([scored, scored], tasks, ROWS, rows, 0.95)
     for metrics in (compared.runs[0]["metrics"], compared.differences[0]):
         assert np.isnan(_number(metrics["click"]["calibration"]))
         assert np.isfinite(_number(metrics["conversion"]["calibration"]))
-    assert compared.runs[0]["metrics"]["click"]["auc"] == result.metrics["click"]["auc"]
+    for name in ("auc", "ndcg@10", "gauc"):
+        assert compared.runs[0]["metrics"]["click"][name] == result.metrics["click"][name]
+
+
+def test_a_gate_judges_metrics_of_requests_by_slices(variants, tmp_path, capsys):
+    workdir = variants.unbroken("requests")[0]
+    other = shutil.copytree(workdir, tmp_path / "other")
+    conditions = ["click/ndcg@10 < -0.1%", "click/ndcg@10 < 0.99 likely"]
+    gate = judge.judge(str(workdir), against=str(other), fail_if=conditions, by="c1")
+    assert [verdict.holds for verdict in gate.verdicts] == [False, True]
+    run = evaluate.open_run(str(workdir))
+    groups, requests = run.groups("c1"), run.requests.read(run.split)
+    scores = compare.score(str(workdir), run).scores
+    by_slice = {
+        str(entry["value"]): entry["runs"][1]["metrics"]["click"]["mrr"]
+        for entry in gate.comparison.by["values"]
+    }
+    for value, members in zip(groups.values, groups.members(), strict=True):
+        arrays = [a[members, 0] for a in (*scores, requests.candidates)]
+        code = requests.code[members]
+        expected = ranking.request_metrics(*arrays, code, kind="binary", k=10).metrics["mrr"]
+        if len(members):
+            assert by_slice[str(value)] == pytest.approx(expected, nan_ok=True)
+    cli.run(["compare", str(workdir), str(other), "--by=c1"])
+    out = capsys.readouterr().out
+    assert "of independent requests by request" in out
+    assert "NDCG@10" in out
 
 
 def _number(entry):

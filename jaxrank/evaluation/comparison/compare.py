@@ -14,9 +14,12 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
 from jaxrank.evaluation.evaluate import Opened, load_run, open_run
+from jaxrank.evaluation.requests import NO_REQUESTS, Requests, RequestSpec
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
+from jaxrank.metrics.ranking import RequestValues
 from jaxrank.metrics.registry import probability_names
+from jaxrank.metrics.regression import Floats
 from jaxrank.report import Report
 
 _MAX_SLICES = 1_000  # the largest ones
@@ -33,6 +36,7 @@ class Comparison(NamedTuple):
         of the runs. Others is the number of values that are left out. None unless requested.
     config: {field, values} of each field that differs between the runs.
     cluster: as in `Evaluation`, by the field `eval.cluster` of the first run.
+    requests: {column, k} of the metrics of requests, by the first run. None: there are none.
     """
 
     runs: list[dict[str, Any]]
@@ -41,6 +45,26 @@ class Comparison(NamedTuple):
     by: dict[str, Any] | None
     config: list[dict[str, Any]]
     cluster: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class Rows(NamedTuple):
+    """What the examples belong to that runs are compared on.
+
+    groups: slices. None: there are none.
+    clusters: by the field `eval.cluster`. None: examples are independent.
+    spec, requests: see `requests.RequestSpec`.
+    """
+
+    groups: slices.Groups | None = None
+    clusters: slices.Clusters | None = None
+    spec: RequestSpec = NO_REQUESTS
+    requests: Requests | None = None
+
+    @classmethod
+    def read(cls, run: Opened, by: str) -> "Rows":
+        """Reads the rows of an opened run. See `slices.read_groups` for `by` and errors."""
+        return cls(run.groups(by), run.clusters(), run.requests, run.requests.read(run.split))
 
 
 class ScoredRun(NamedTuple):
@@ -96,7 +120,7 @@ def compare(
     for workdir in workdirs:
         load_run(workdir)  # before the first one is scored
     opened = open_run(workdirs[0], data=data, split=split, batch_size=batch_size)
-    groups, clusters = opened.groups(by), opened.clusters()
+    rows = Rows.read(opened, by)
     scored: list[ScoredRun] = []
     for workdir in workdirs:
         report(f"Scoring {workdir}")
@@ -105,26 +129,25 @@ def compare(
         scored.append(score(workdir, opened))
         if len(scored) > 1:
             check_rows(scored[0], scored[-1])
-    return compare_scored(scored, groups, clusters)
+    return compare_scored(scored, rows)
 
 
 def compare_scored(
     scored: Sequence[ScoredRun],
-    groups: slices.Groups | None,
-    clusters: slices.Clusters | None,
+    rows: Rows,
     *,
     simultaneous: bool = False,
 ) -> Comparison:
     """Compares runs that were scored on the same rows with the first of them.
 
     Args:
-        groups, clusters: of the examples.
+        rows: what the examples belong to, by the first run.
         simultaneous: widens the intervals of slices so that with 95% confidence all of them contain
             what they estimate (Bonferroni).
     """
     tasks = common_tasks([run.tasks for run in scored])
-    rows = np.arange(len(scored[0].scores.labels))
-    compared = _compared(scored, tasks, rows, clusters, intervals.CONFIDENCE)
+    every = np.arange(len(scored[0].scores.labels))
+    compared = _compared(scored, tasks, every, rows, intervals.CONFIDENCE)
     runs = [
         {"workdir": s.workdir, "checkpoint": s.checkpoint, "step": s.step} | of_run
         for s, of_run in zip(scored, compared.runs, strict=True)
@@ -133,9 +156,10 @@ def compare_scored(
     fields = [
         {"field": field, "values": values} for field, *values in config_files.differing_fields(flat)
     ]
-    sliced = _sliced(groups, scored, tasks, clusters, simultaneous) if groups else None
-    cluster = clusters.to_json() if clusters else None
-    return Comparison(runs, compared.differences, len(rows), sliced, fields, cluster)
+    sliced = _sliced(rows.groups, scored, tasks, rows, simultaneous) if rows.groups else None
+    cluster = rows.clusters.to_json() if rows.clusters else None
+    requests = {"column": rows.spec.column, "k": rows.spec.k} if rows.requests else None
+    return Comparison(runs, compared.differences, len(every), sliced, fields, cluster, requests)
 
 
 def score(workdir: str, run: Opened) -> ScoredRun:
@@ -218,34 +242,74 @@ class _Compared(NamedTuple):
 def _compared(
     scored: Sequence[ScoredRun],
     tasks: Sequence[Task],
-    rows: np.ndarray,
-    clusters: slices.Clusters | None,
+    members: np.ndarray,
+    rows: Rows,
     confidence: float,
 ) -> _Compared:
+    """Compares runs on the examples `members`, i64[n]."""
     runs: list[dict[str, Any]] = [{"metrics": {}, "intervals": {}} for _ in scored]
     differences: list[dict[str, Any]] = [{} for _ in scored[1:]]
-    code = clusters.code[rows] if clusters else None
+    code = rows.clusters.code[members] if rows.clusters else None
     for task in tasks:
-        influences = []
-        for of_run, run in zip(runs, scored, strict=True):
-            column = list(run.tasks).index(task.name)
-            logits, labels, weights = (array[rows, column] for array in run.scores)
-            metrics = exact.exact(logits, labels, weights, task.kind)
-            if task.name in run.ranked:
-                metrics |= dict.fromkeys(metrics.keys() & probability_names(task.kind), math.nan)
-            influence = intervals.influences(logits, labels, weights, task.kind)
-            widths = intervals.half_widths(influence, weights, clusters=code, confidence=confidence)
-            of_run["metrics"][task.name] = metrics
-            of_run["intervals"][task.name] = slices.interval_ends(metrics, widths)
-            influences.append(influence)
-        base = runs[0]["metrics"][task.name]
-        for of_task, of_run, influence in zip(differences, runs[1:], influences[1:], strict=True):
-            widths = intervals.half_widths(influence, weights, influences[0], code, confidence)
+        first = list(scored[0].tasks).index(task.name)
+        models = [_influences(run, task, first, members, rows, code) for run in scored]
+        base = models[0]
+        for of_run, model in zip(runs, models, strict=True):
+            of_run["metrics"][task.name] = model.metrics
+            widths = model.half_widths(confidence)
+            of_run["intervals"][task.name] = slices.interval_ends(model.metrics, widths)
+        for of_task, model in zip(differences, models[1:], strict=True):
             of_task[task.name] = {
-                name: _interval(of_run["metrics"][task.name][name] - base[name], half)
-                for name, half in widths.items()
+                name: _interval(model.metrics[name] - base.metrics[name], half)
+                for name, half in model.half_widths(confidence, base).items()
             }
     return _Compared(runs, differences)
+
+
+class _Influences(NamedTuple):
+    """Metrics of one task of a run, and what each example or request adds to them."""
+
+    metrics: dict[str, float]
+    influence: dict[str, Floats]
+    weights: np.ndarray
+    requests: RequestValues | None
+    code: np.ndarray | None
+
+    def half_widths(
+        self, confidence: float, other: "_Influences | None" = None
+    ) -> dict[str, float]:
+        """Returns half of the width of each interval, of the difference if there is another."""
+        paired = other.influence if other else None
+        widths = intervals.half_widths(self.influence, self.weights, paired, self.code, confidence)
+        if self.requests is None:
+            return widths
+        of_other = other.requests if other else None
+        return widths | intervals.request_half_widths(
+            self.requests, of_other, self.code, confidence
+        )
+
+
+def _influences(
+    run: ScoredRun,
+    task: Task,
+    first: int,
+    members: np.ndarray,
+    rows: Rows,
+    code: np.ndarray | None,
+) -> _Influences:
+    """Scores a task of a run. `first`: index of the task in the run whose rows these are."""
+    column = list(run.tasks).index(task.name)
+    logits, labels, weights = (array[members, column] for array in run.scores)
+    metrics = exact.exact(logits, labels, weights, task.kind)
+    if task.name in run.ranked:
+        metrics |= dict.fromkeys(metrics.keys() & probability_names(task.kind), math.nan)
+    influence = intervals.influences(logits, labels, weights, task.kind)
+    requests = None
+    if rows.requests:
+        requests = rows.requests.score(first, task.kind, logits, labels, weights, members)
+    if requests is not None:
+        metrics |= requests.metrics()
+    return _Influences(metrics, influence, weights, requests, code)
 
 
 def _interval(difference: float, half: float) -> dict[str, float]:
@@ -256,7 +320,7 @@ def _sliced(
     groups: slices.Groups,
     scored: Sequence[ScoredRun],
     tasks: Sequence[Task],
-    clusters: slices.Clusters | None,
+    rows: Rows,
     simultaneous: bool,
 ) -> dict[str, Any]:
     """Compares the runs on each of the largest slices."""
@@ -266,7 +330,7 @@ def _sliced(
     confidence = 1 - tail / max(len(chosen), 1) if simultaneous else intervals.CONFIDENCE
     values = []
     for i in sorted(chosen) if groups.is_ordered else chosen:
-        compared = _compared(scored, tasks, members[i], clusters, confidence)
+        compared = _compared(scored, tasks, members[i], rows, confidence)
         values.append(
             {
                 "value": groups.values[i],

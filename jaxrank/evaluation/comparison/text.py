@@ -6,10 +6,11 @@ from typing import Any
 
 from jaxrank.evaluation.comparison.compare import Comparison
 from jaxrank.evaluation.report import cluster_line, value_name
-from jaxrank.metrics.registry import BY_NAME, TITLES
+from jaxrank.metrics.registry import CALIBRATION, metric_named, title_of
 
 _MAX_VALUES = 20
 _MAX_FIELDS = 40
+_COLUMNS = 4  # of metrics in a table
 _ROUNDING = 5e-6  # differences below it print as 0
 
 
@@ -18,7 +19,7 @@ def describe(result: Comparison) -> str:
     first = result.runs[0]
     lines = [f"{result.examples:,} examples; differences to {first['workdir']}"]
     lines += [f"  {_letter(i)}  {run['checkpoint']}" for i, run in enumerate(result.runs)]
-    lines.append(cluster_line(result.cluster))
+    lines.append(cluster_line(result.cluster, result.requests))
     for task in first["metrics"]:
         metrics = [run["metrics"][task] for run in result.runs]
         lines += _task(task, metrics, [of_run[task] for of_run in result.differences])
@@ -40,8 +41,21 @@ def _letter(index: int) -> str:
 def _task(
     task: str, metrics: Sequence[Mapping[str, float]], differences: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    names = [name for name in metrics[0] if name in TITLES]
-    lines = [f"{task:<18}" + "".join(f"{TITLES[name]:>26}" for name in names)]
+    names = [name for name in metrics[0] if name != "examples"]
+    lines = []
+    for start in range(0, len(names), _COLUMNS):
+        title = task if not start else ""
+        lines += _columns(title, names[start : start + _COLUMNS], metrics, differences)
+    return lines
+
+
+def _columns(
+    title: str,
+    names: Sequence[str],
+    metrics: Sequence[Mapping[str, float]],
+    differences: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    lines = [f"{title:<18}" + "".join(f"{title_of(name):>26}" for name in names)]
     for i, values in enumerate(metrics):
         cells = "".join(f"{values[name]:>26.5f}" for name in names)
         lines.append(f"  {_letter(i):<16}{cells}")
@@ -58,8 +72,9 @@ def _shown(entry: Mapping[str, float], name: str) -> str:
         return "undefined"
     sign = ""
     is_shown = abs(difference) >= _ROUNDING
-    if is_shown and name in BY_NAME and (low > 0 or high < 0):
-        sign = " better" if (difference > 0) == BY_NAME[name].higher_is_better else " worse"
+    if is_shown and name != CALIBRATION and (low > 0 or high < 0):
+        is_better = (difference > 0) == metric_named(name).higher_is_better
+        sign = " better" if is_better else " worse"
     return f"{difference:+.5f} ±{high - difference:.5f}{sign}"
 
 
@@ -71,7 +86,7 @@ def _slices(by: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -
         names = [name for name, value in of_task.items() if not math.isnan(value)]
         name = (names or list(of_task))[0]
         together = ", intervals of all values together" * by["simultaneous"]
-        lines.append(f"{task}, {TITLES[name]} by {by['column']}{together}")
+        lines.append(f"{task}, {title_of(name)} by {by['column']}{together}")
         for entry in values[:_MAX_VALUES]:
             text = value_name(entry["value"])
             base = f"{_letter(0)} {entry['runs'][0]['metrics'][task][name]:.5f}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxrank.errors import InputError
 from jaxrank.features import Task
-from jaxrank.metrics.registry import CALIBRATION, METRICS, probability_names
+from jaxrank.metrics.registry import CALIBRATION, METRICS, probability_names, ranking_names
 from jaxrank.validate import nearest
 
 FLAG = "--fail-if"
@@ -19,7 +19,7 @@ GRAMMAR = (
     " is compared with the difference to --against, and one without with the metric itself"
 )
 _CONDITION = re.compile(
-    rf"\s*(?P<task>.+)/(?P<metric>\w+)\s*(?P<relation>>|<|\boutside\b)\s*(?P<bounds>\S+?)"
+    rf"\s*(?P<task>.+)/(?P<metric>[\w@]+)\s*(?P<relation>>|<|\boutside\b)\s*(?P<bounds>\S+?)"
     rf"(\s+(?P<certainty>{'|'.join(_CERTAINTIES)}))?\s*",
     re.DOTALL,
 )
@@ -138,12 +138,16 @@ def parse_all(texts: Sequence[str], *, has_other: bool) -> list[Condition]:
 
 
 def check_metrics(
-    conditions: Sequence[Condition], tasks: Mapping[str, Task], ranked: Collection[str] = ()
+    conditions: Sequence[Condition],
+    tasks: Mapping[str, Task],
+    ranked: Collection[str] = (),
+    k: int = 0,
 ) -> None:
     """Checks that each condition names a metric of a task.
 
     Args:
         ranked: tasks that are trained by ranking alone, without metrics of probabilities.
+        k: number of first ranks of the metrics of requests. 0: the data has no requests.
 
     Raises:
         InputError: it does not, with the grammar.
@@ -151,19 +155,35 @@ def check_metrics(
     known = [
         f"{task.name}/{name}"
         for task in tasks.values()
-        for name in (*(metric.name for metric in METRICS[task.kind]), CALIBRATION)
+        for name in (
+            *(metric.name for metric in METRICS[task.kind]),
+            CALIBRATION,
+            *(ranking_names(task.kind, k) if k else ()),
+        )
     ]
     for condition in conditions:
         name = f"{condition.task}/{condition.metric}"
         if name not in known:
             raise InputError(
                 f"{FLAG}: {condition.text!r}: TASK/METRIC must be one of {', '.join(known)}: found"
-                f" {name!r}{nearest(name, known)}. A condition is {GRAMMAR}."
+                f" {name!r}{nearest(name, known)}.{_hint(condition.metric, k)} A condition is"
+                f" {GRAMMAR}."
             )
         kind = tasks[condition.task].kind
         if condition.task in ranked and condition.metric in probability_names(kind):
             raise InputError(
                 f"{FLAG}: {condition.text!r}: must not be about probabilities: found"
                 f" {condition.metric!r} of {condition.task!r}, which is trained by ranking alone"
-                " and has none. A gate judges a binary task of this kind by its AUC."
+                " and has none. A gate judges such a task by its metrics of requests, and a binary"
+                " one by its AUC too."
             )
+
+
+def _hint(metric: str, k: int) -> str:
+    """Says what the metrics of requests depend on, if an unknown metric looks like them."""
+    base = metric.partition("@")[0]
+    if not any(base == name.partition("@")[0] for name in ranking_names("binary", 1)):
+        return ""
+    if not k:
+        return " Metrics of requests need data with features.group."
+    return f" The number of first ranks is eval.top_k of the run, {k}."

@@ -89,20 +89,23 @@ def judge(
     runs = [load_run(path) for path in (against, workdir) if path]
     shared = compare.common_tasks([{t.name: t for t in run.schema.tasks} for run in runs])
     ranked = {name for run in runs for name in ranked_tasks(run.config)}
-    check_metrics(conditions, {task.name: task for task in shared}, ranked)
+    tasks = {task.name: task for task in shared}
+    check_metrics(conditions, tasks, ranked, runs[-1].config.eval.top_k)
     new = open_run(workdir, data=data, split=split, batch_size=batch_size)
     other = None
     if against:
         is_direct = runs[-1].data(data).is_direct
         store = data or ("" if is_direct else str(new.store.path))
         other = open_run(against, data=store, split=new.split.name, batch_size=batch_size)
-    groups, clusters = new.groups(by), new.clusters()
-    evaluation, scores = evaluate_opened(new, checkpoint, groups, clusters)
+    if not new.requests.column:
+        check_metrics(conditions, tasks, ranked)
+    rows = compare.Rows.read(new, by)
+    evaluation, scores = evaluate_opened(new, checkpoint, rows.groups, rows.clusters)
     scored = [compare.ScoredRun.from_scores(workdir, new, evaluation.step, scores)]
     if other is not None:
         scored.insert(0, compare.score(against, other))
         compare.check_rows(*scored)
-    comparison = compare.compare_scored(scored, groups, clusters, simultaneous=True)
+    comparison = compare.compare_scored(scored, rows, simultaneous=True)
     evaluation = evaluation._replace(seconds=time.perf_counter() - started)
     return Gate(evaluation, comparison, [_verdict(c, comparison) for c in conditions])
 
