@@ -294,6 +294,7 @@ def _calibrate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         args.workdir,
         method=args.method,
         measure_on=args.measure_on,
+        by=args.by,
         **_which(args),
         report=_progress(args, report),
     )

@@ -324,6 +324,13 @@ def _calibrate(sub: argparse.ArgumentParser) -> None:
         help="platt (two numbers per task), isotonic (a curve, for many labels), or none to remove"
         " the calibration; default: platt",
     )
+    sub.add_argument(
+        "--by",
+        default="",
+        metavar="FEATURE",
+        help="a feature of one id per example, whose values get a correction of their own, small"
+        " ones almost none; default: none",
+    )
     _add_quiet(sub)
     _add_processes(sub)
 

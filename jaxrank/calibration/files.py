@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrank import json_files
+from jaxrank.calibration.by_value import ByValue
 from jaxrank.calibration.maps import Calibration, LogitMap
 from jaxrank.errors import InputError
 
@@ -38,6 +39,7 @@ def save(
         "maps": {tasks[i]: entry._asdict() for i, entry in calibration.maps.items()},
         "parents": list(calibration.parents),
         "origin": dict(calibration.origin),
+        "by": calibration.by._asdict() if calibration.by else None,
     }
     json_files.write(path, _SEAL.add(content))
     return path
@@ -66,7 +68,11 @@ def load(workdir: Path, step: int, checksums: Mapping[str, int]) -> Calibration 
         numbers[name]: LogitMap(tuple(m["x"]), tuple(m["y"]), m["left"], m["right"])
         for name, m in content["maps"].items()
     }
-    return Calibration(maps, tuple(content["parents"]), content["origin"])
+    by = content.get("by")  # absent in files of earlier versions
+    if by is not None:
+        pairs = (tuple(map(tuple, by[name])) for name in ("slopes", "offsets"))
+        by = ByValue(by["feature"], tuple(by["rows"]), *pairs)
+    return Calibration(maps, tuple(content["parents"]), content["origin"], by)
 
 
 def _digest(checksums: Mapping[str, int]) -> str:

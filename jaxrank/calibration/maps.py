@@ -1,12 +1,15 @@
 """Increasing maps of log-odds, for arrays of NumPy and of JAX.
 
 A map is increasing, so calibration changes neither the order of examples nor the AUC of a task.
+Corrections per value of a feature (`by_value`) can change the order of examples of two values.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from jaxrank.calibration.by_value import ByValue
 
 _MIN_GAP = 1e-6  # of a child below its parent, where its conditional probability is near 1
 
@@ -48,17 +51,29 @@ class Calibration(NamedTuple):
     maps: by the number of the task. A task without one keeps its outputs.
     parents: see `outputs.joint_logits`. Empty: no task has a parent.
     origin: method and data of the fit, for reports.
+    by: corrections per value of a feature. None: there are none.
     """
 
     maps: Mapping[int, LogitMap]
     parents: tuple[int, ...]
     origin: Mapping[str, Any]
+    by: ByValue | None = None
 
-    def __call__(self, logits: Any, xp: Any = np) -> Any:
-        """Maps the outputs of all tasks f[n, tasks]. No joint probability exceeds its parent's."""
+    def __call__(
+        self, logits: Any, xp: Any = np, coefficients: tuple[Any, Any] | None = None
+    ) -> Any:
+        """Maps the outputs of all tasks f[n, tasks]. No joint probability exceeds its parent's.
+
+        Args:
+            xp: as in `LogitMap`.
+            coefficients: of the examples, see `ByValue.coefficients`. Needed if there is `by`.
+        """
         columns = [logits[:, task] for task in range(logits.shape[1])]
         for task, mapped in self.maps.items():
             columns[task] = mapped(columns[task], xp)
+            if coefficients is not None:
+                slopes, offsets = coefficients
+                columns[task] = slopes[:, task] * columns[task] + offsets[:, task]
         return xp.stack(bounded(columns, self.parents, xp), axis=1)
 
 

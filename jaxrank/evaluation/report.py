@@ -377,7 +377,8 @@ def reliability_panels(
 def calibration_line(origin: Mapping[str, Any]) -> str:
     """Says how the predictions of a checkpoint are calibrated."""
     tasks = ", ".join(origin["tasks"])
-    return f"calibrated by {origin['method']} on {origin['split']}: {tasks}"
+    by = f" and value of {origin['by']}" if origin.get("by") else ""
+    return f"calibrated by {origin['method']}{by} on {origin['split']}: {tasks}"
 
 
 def format_evaluation(result: Evaluation) -> str:

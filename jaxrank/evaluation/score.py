@@ -93,6 +93,7 @@ def score(
     split: Split,
     batch_size: int,
     calibration: Calibration | None = None,
+    table_rows: np.ndarray | None = None,
 ) -> Generator[Scored, None, None]:
     """Yields the scores of a split, batch by batch in stored order, without padding.
 
@@ -104,6 +105,8 @@ def score(
         split: to score.
         batch_size: in examples, a multiple of the group size.
         calibration: maps the logits. None: they are those of the model.
+        table_rows: of the examples, for a calibration by value; see `feature_rows`. None: those of
+            the split.
 
     Raises:
         RunError: a prediction is not finite.
@@ -119,13 +122,19 @@ def score(
 
     waiting: list[tuple[Any, int]] = []
     first = 1  # row of the next result
+    if calibration is not None and calibration.by and table_rows is None:
+        table_rows = feature_rows(split, layout.schema, calibration.by.feature)
 
     def fetched(outputs: Any, rows: int) -> Scored:
         nonlocal first
+        start = first - 1
         scored = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
         check_finite(scored.logits, layout.schema.tasks, f"split {split.name}", first)
         first += rows
-        return scored if calibration is None else calibrated(scored, calibration)
+        if calibration is None:
+            return scored
+        of_batch = None if table_rows is None else table_rows[start : start + rows]
+        return calibrated(scored, calibration, of_batch)
 
     with (
         closing(iter(batches)) as batch_iterator,
@@ -139,9 +148,26 @@ def score(
         yield fetched(*item)
 
 
-def calibrated(scored: Scored, calibration: Calibration) -> Scored:
-    """Maps the logits of scored examples, in float64."""
-    logits = calibration(scored.logits.astype(np.float64))
+def feature_rows(split: Split, schema: Schema, feature: str) -> np.ndarray:
+    """Returns i32[n], the table row of each example of a split under a feature of one id."""
+    column = [entry.name for entry in schema.id_columns].index(feature)
+    return np.concatenate([block.ids[:, column] for block in split.blocks()])
+
+
+def calibrated(
+    scored: Scored, calibration: Calibration, table_rows: np.ndarray | None = None
+) -> Scored:
+    """Maps the logits of scored examples, in float64.
+
+    Args:
+        table_rows: i32[n], see `feature_rows`. Needed by a calibration by value.
+    """
+    by = calibration.by
+    coefficients = None
+    if by is not None:
+        assert table_rows is not None
+        coefficients = by.coefficients(table_rows)
+    logits = calibration(scored.logits.astype(np.float64), np, coefficients)
     return scored._replace(logits=logits.astype(scored.logits.dtype))
 
 

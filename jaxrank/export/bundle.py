@@ -281,6 +281,7 @@ def _write_files(
     no_onnx = progress.write(_ONNX, functools.partial(_write_onnx, part))
     if no_onnx:
         report(f"No model in ONNX: {no_onnx}")
+    by = source.calibration.by if source.calibration else None
     tree = described | signatures.stacks(layout, spec, index.seeds, tables)
     tree |= {
         "outputs": dense_parts.output_names(run.schema, parents),
@@ -290,6 +291,7 @@ def _write_files(
             "stablehlo": _STABLEHLO,
             "inputs": [array.name for array in part.inputs],
         },
+        "calibration": by._asdict() if by else None,
         "origin": {
             "jaxrank_version": jaxrank.__version__,
             "checkpoint": source.path,

@@ -21,6 +21,8 @@ from jaxrank.outputs import outputs
 from jaxrank.step import Weights, model_inputs
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+# Inputs of a model that is calibrated by value; see `jaxrank_serving.signature.Calibration`.
+COEFFICIENTS = ("calibration_slopes", "calibration_offsets")
 
 
 class Array(NamedTuple):
@@ -75,6 +77,10 @@ def dense_part(
     """
     single = model_inputs(layout)
     arrays = _arrays(layout)
+    by_value = calibration is not None and calibration.by is not None
+    if by_value:
+        tasks = (len(layout.schema.tasks),)
+        arrays += [Array(name, tasks, np.dtype(np.float32)) for name in COEFFICIENTS]
     kinds = [task.kind for task in layout.schema.tasks]
     conditional = conditional_tasks(parents)
     kinds += [kinds[task] for task in conditional]
@@ -91,7 +97,8 @@ def dense_part(
         raw = model.infer(weights.params, weights.model_state, inputs)
         logits = outputs(raw, weights.bias, weights.scale, parents)
         if calibration:
-            logits = calibration(logits, jnp)
+            slopes, offsets = (named.get(name) for name in COEFFICIENTS)
+            logits = calibration(logits, jnp, (slopes, offsets) if by_value else None)
         if conditional and calibration:
             parts = [
                 conditional_logits(logits[:, task], logits[:, parents[task]], jnp)[:, None]

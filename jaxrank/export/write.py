@@ -144,7 +144,12 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     }
     if source.calibration:
         maps = {run.schema.tasks[i].name: m._asdict() for i, m in source.calibration.maps.items()}
-        description["calibration"] = {"maps": maps, "origin": source.calibration.origin}
+        by = source.calibration.by
+        description["calibration"] = {
+            "maps": maps,
+            "origin": source.calibration.origin,
+            "by": by._asdict() if by else None,
+        }
     description |= recipe(layout, store, model=model, config=to_plain(run.config))
     with (
         written(output) as partial,

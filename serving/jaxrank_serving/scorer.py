@@ -76,6 +76,7 @@ class Scorer:
         self._rows = {stack.name: StackRows(bundle, stack) for stack in signature.stacks}
         self._dense_part = dense_part or _onnx(bundle, threads)
         self._columns = {column.name: column for column in signature.columns}
+        self._by_value = _ByValue(signature) if signature.calibration else None
         self._lengths = {f.name: f.max_length for f in signature.ragged}
         self._lock = threading.Lock()
         self._counts = np.zeros((len(self.encoder.names), len(Counts._fields)), np.int64)
@@ -153,6 +154,8 @@ class Scorer:
             if stack.lists:
                 parts = [features.lists[name] for name in stack.lists]
                 arrays[f"{stack.name}_lists"] = _combined(table, parts, rows, stack.dim)
+        if self._by_value:
+            arrays |= self._by_value.arrays(features, rows)
         return arrays
 
     def logits(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -170,6 +173,35 @@ class Scorer:
         """Adds the values of scored features to the counts."""
         with self._lock:
             self._counts += features.counts
+
+
+class _ByValue:
+    """The corrections of a calibration by value; see `signature.Calibration`."""
+
+    def __init__(self, signature: Signature):
+        calibration = signature.calibration
+        assert calibration is not None
+        self._feature = calibration.feature
+        entry = next(e for e in signature.categorical if e.name == self._feature)
+        table = next(t for t in signature.tables if t.name == entry.table)
+        self._rows = np.array(calibration.rows, np.int64) + table.offset  # of the stack
+        self._tables = {
+            name: np.array(values, np.float32)
+            for name, values in (
+                ("calibration_slopes", calibration.slopes),
+                ("calibration_offsets", calibration.offsets),
+            )
+        }
+
+    def arrays(self, features: Features, rows: int) -> dict[str, np.ndarray]:
+        """Returns the inputs of the dense part by name, f32[rows, tasks]."""
+        wanted = np.broadcast_to(features.ids[self._feature][:, 0], rows)
+        place = np.minimum(np.searchsorted(self._rows, wanted), len(self._rows) - 1)
+        is_known = (self._rows[place] == wanted)[:, None]
+        return {
+            name: np.where(is_known, table[place], np.float32(name == "calibration_slopes"))
+            for name, table in self._tables.items()
+        }
 
 
 def _sequence(

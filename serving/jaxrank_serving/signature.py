@@ -194,6 +194,22 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Corrections of calibrated log-odds z per value of a feature: slope * z + offset.
+
+    feature: one id per candidate.
+    rows: of the feature's table, ascending, one per value. Other rows have slope 1 and offset 0.
+    slopes, offsets: of each row, one number per task. The model reads those of the candidates as
+        the inputs `calibration_slopes` and `calibration_offsets`, f32[n, tasks].
+    """
+
+    feature: str
+    rows: tuple[int, ...]
+    slopes: tuple[tuple[float, ...], ...]
+    offsets: tuple[tuple[float, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskStatistics:
     """Means of the labels and of the scores of a task, None where they were not recorded."""
 
@@ -238,6 +254,7 @@ class Signature:
     preparation: the sections `features` and `source` of the data, to encode files of it. Empty in
         bundles of format 1.
     origin: the run, the checkpoint and versions.
+    calibration: by value. None: there is none, or one map per task, which the model contains.
     """
 
     outputs: tuple[Output, ...]
@@ -257,6 +274,7 @@ class Signature:
     statistics: Statistics
     preparation: Mapping[str, Any]
     origin: Mapping[str, Any]
+    calibration: Calibration | None
 
 
 def upgraded(tree: Any, version: int) -> Any:
@@ -265,8 +283,10 @@ def upgraded(tree: Any, version: int) -> Any:
     Args:
         tree: plain data of signature.json.
         version: `format_version` of the bundle. Version 1 had no derived columns, sequences,
-            statistics or preparation.
+            statistics or preparation. Some of version 2 have no calibration by value.
     """
+    if isinstance(tree, dict):
+        tree = {"calibration": None, **tree}
     if version > 1 or not isinstance(tree, dict):
         return tree
     absent: dict[str, Any] = {"split": "", "rows": None, "tasks": [], "features": []}

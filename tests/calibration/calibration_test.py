@@ -10,7 +10,8 @@ import pytest
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from jaxrank.calibration import files
+from jaxrank.calibration import by_value, files
+from jaxrank.calibration.by_value import ByValue
 from jaxrank.calibration.fit import METHODS, isotonic, platt
 from jaxrank.calibration.maps import Calibration, LogitMap, conditional
 from jaxrank.errors import InputError
@@ -118,8 +119,60 @@ def test_joint_probabilities_stay_below_those_of_their_parents():
     np.testing.assert_allclose(conditional_rate, exact, atol=2e-6)
 
 
+def values(offset, slope, sizes, seed=0):
+    """Draws calibrated log-odds, labels, weights and values with true corrections."""
+    r = np.random.default_rng(seed)
+    value = np.repeat(np.arange(-1, len(sizes) - 1), sizes)
+    z = r.normal(-1, 1.5, len(value))
+    truth = (1 + slope[value]) * z + offset[value]
+    y = (r.random(len(z)) < sigmoid(np.where(value < 0, z, truth))).astype(np.float64)
+    return z, y, r.choice([0.8, 1.2], len(z)), value
+
+
+def test_values_with_enough_examples_get_their_own_map_and_others_almost_none():
+    r = np.random.default_rng(7)
+    offset, slope = r.normal(0, 0.6, 40), r.normal(0, 0.3, 40)
+    sizes = [50, *[6000] * 15, *[60] * 25]
+    z, y, w, value = values(offset, slope, sizes)
+    slopes, offsets = by_value.fit(z, y, w, value, 40).T
+    np.testing.assert_allclose(offsets[:15], offset[:15], atol=0.2)
+    np.testing.assert_allclose(slopes[:15], 1 + slope[:15], atol=0.15)
+    alone = np.array(
+        [
+            LogisticRegression(C=np.inf).fit(z[value == v][:, None], y[value == v]).intercept_[0]
+            for v in range(15, 40)
+            if len(set(y[value == v])) == 2
+        ]
+    )
+    assert np.square(offsets[15:] - offset[15:]).mean() < np.square(alone).mean() / 4
+    assert np.square(offsets[15:] - offset[15:]).mean() < np.square(offset[15:]).mean()
+    # Values that do not differ keep the map of all examples, whatever their number.
+    z, y, w, value = values(0 * offset, 0 * slope, [50, *[60] * 40], seed=1)
+    slopes, offsets = by_value.fit(z, y, w, value, 40).T
+    assert np.abs(offsets).max() < 0.15
+    assert np.abs(slopes - 1).max() < 0.15
+    rows = by_value.frequent_rows(np.repeat([0, 1, 5, 9], 60), np.arange(240) != 239, [0, 1])
+    assert rows.tolist() == [5, 9]
+    assert not len(by_value.frequent_rows(np.arange(90), np.ones(90, bool), []))
+
+
+def test_corrections_by_value_leave_other_values_and_the_bound_of_parents():
+    by = ByValue("c", (3, 7), ((2.0, 1.0), (0.5, 1.0)), ((1.0, 5.0), (0.0, -1.0)))
+    slopes, offsets = by.coefficients(np.array([7, 4, 3, 2**31 - 1], np.int32))
+    assert slopes.tolist() == [[0.5, 1], [1, 1], [2, 1], [1, 1]]
+    assert offsets.tolist() == [[0, -1], [0, 0], [1, 5], [0, 0]]
+    calibration = Calibration({0: LINE, 1: CURVE}, (-1, 0), {}, by)
+    logits = np.random.default_rng(0).normal(size=(4, 2))
+    result = calibration(logits, np, (slopes, offsets))
+    np.testing.assert_allclose(result[:, 0], slopes[:, 0] * LINE(logits[:, 0]) + offsets[:, 0])
+    assert (result[:, 1] <= result[:, 0]).all()
+    assert result[2, 1] == result[2, 0]
+
+
 def test_a_calibration_is_stored_for_the_weights_of_its_checkpoint(tmp_path):
-    calibration = Calibration({1: CURVE}, (-1, 0), {"method": "isotonic", "split": "valid"})
+    by = ByValue("c1", (2, 5), ((1.0, 1.5), (1.0, 0.25)), ((0.0, -1.0), (0.0, 2.0)))
+    origin = {"method": "isotonic", "split": "valid"}
+    calibration = Calibration({1: CURVE}, (-1, 0), origin, by)
     sums = {"params.kernel": 7, "rows.item": 8}
     path = files.save(tmp_path, 16, calibration, ["click", "buy"], sums)
     assert files.load(tmp_path, 16, sums) == calibration

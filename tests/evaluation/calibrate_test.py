@@ -62,11 +62,41 @@ def test_a_calibration_is_used_until_it_is_removed(trained):
     assert evaluate.evaluate(str(trained)).metrics == before.metrics
 
 
+def test_the_values_of_a_feature_are_corrected_and_reported(trained):
+    command = ["calibrate", f"--workdir={trained}", "--split=train", "--measure-on=valid"]
+    result = calibrate(
+        str(trained), split="train", measure_on="valid", by="c1", report=lambda _: None
+    )
+    after = evaluate.evaluate(str(trained), by="c1")
+    assert after.calibrated["by"] == "c1"
+    assert 2 <= result.by["fitted"] <= tiny.IDS[1]
+    of_value = {entry["value"]: entry["metrics"] for entry in after.by["values"]}
+    assert {entry["value"] for entry in result.by["values"]} == of_value.keys()
+    for entry in result.by["values"]:
+        metrics = of_value[entry["value"]]
+        assert entry["examples"] == metrics["click"]["examples"]
+        for task in ("click", "conversion"):
+            expected = pytest.approx(metrics[task]["calibration"], rel=1e-5, nan_ok=True)
+            assert entry["after"][task]["calibration"] == expected
+    output = trained / "by.parquet"
+    evaluate.predict(str(trained), output=str(output))
+    p = pq.read_table(output)["predicted_click"].to_numpy()
+    y = pq.read_table(output)["label_click"].to_numpy()
+    logloss = exact.exact_from_probabilities(p, y, np.ones(len(y)))["logloss"]
+    assert logloss == pytest.approx(result.after["click"]["logloss"], rel=1e-5)
+    text = describe(result)
+    assert f"{result.by['fitted']} values of c1 have a correction" in text
+    assert "click by c1" in text
+    cli.run([*command, "--method=none"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (dict(split="valid"), "must name another split than --split.*found 'valid' for both"),
         (dict(split="train", measure_on="vald"), "^--measure-on: .*'vald'"),
+        (dict(split="train", by="l0"), "--by, a feature of one id per.*must be one of.*found .l0."),
+        (dict(split="train", by="c1", method="none"), "--by: must be used without --method=none"),
         (dict(split="train", method="plat"), "--method: must be one of.*found 'plat'.*'platt'"),
     ],
 )

@@ -21,6 +21,7 @@ from runs import nothing, saved
 
 from jaxrank import cli
 from jaxrank.calibration import files as calibrations
+from jaxrank.calibration.by_value import ByValue
 from jaxrank.calibration.maps import Calibration, LogitMap
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.prepare.passes import prepare
@@ -121,7 +122,10 @@ def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
     np.testing.assert_allclose(joint, scores["buy"], rtol=1e-5)
 
 
-def test_a_bundle_of_a_calibrated_checkpoint_has_its_calibrated_scores(run, predicted, tmp_path):
+@pytest.mark.parametrize("by", [None, "item"])
+def test_a_bundle_of_a_calibrated_checkpoint_has_its_calibrated_scores(
+    run, predicted, tmp_path, by
+):
     workdir = tmp_path / "run"
     shutil.copytree(run / "run", workdir)
     checkpoints = Checkpoints(workdir, read_only=True)
@@ -131,17 +135,30 @@ def test_a_bundle_of_a_calibrated_checkpoint_has_its_calibrated_scores(run, pred
         1: LogitMap((-3.0, -1.0), (-4.0, 1.0), 1.0, 1.0),
     }
     origin = {"method": "platt", "split": "test", "tasks": list(TASKS)}
-    calibration = Calibration(maps, (-1, 0), origin)
+    if by:
+        by = ByValue("item", (2, 4), ((0.5, 1.0), (2.0, 1.5)), ((0.1, -2.0), (-1.0, 3.0)))
+    calibration = Calibration(maps, (-1, 0), origin, by)
     sums = checkpoints.saved_checksums(step)["weights"]
     calibrations.save(workdir, step, calibration, TASKS, sums)
     logits = np.stack([np.log(predicted[t]) - np.log1p(-predicted[t]) for t in TASKS], axis=1)
-    expected = exact.probability(calibration(logits))
     export_bundle(str(workdir), output=str(tmp_path / "out"), report=nothing)
     scorer = jaxrank_serving.load(tmp_path / "out")
     assert scorer.signature.origin["calibration"] == origin
-    scores = scorer.score({}, request_columns(scorer, raw(run)))
+    columns, coefficients = request_columns(scorer, raw(run)), None
+    if by:
+        features, _ = scorer.encode({}, columns)
+        offset = next(t.offset for t in scorer.signature.tables if t.name == "item")
+        items = features.ids["item"][:, 0] - offset
+        assert {2, 4} < set(items)
+        coefficients = by.coefficients(items)
+    expected = exact.probability(calibration(logits, np, coefficients))
+    scores = scorer.score({}, columns)
     for i, task in enumerate(TASKS):
         np.testing.assert_allclose(scores[task], expected[:, i], atol=1e-5)
+    if by:  # as the trained program does
+        evaluate.predict(str(workdir), output=str(tmp_path / "p.parquet"))
+        table = pq.read_table(tmp_path / "p.parquet")
+        np.testing.assert_allclose(table["predicted_buy"], scores["buy"], atol=1e-5)
     is_bound = scores["buy"] == scores["click"]
     assert 0 < is_bound.sum() < len(is_bound)
     joint = scores["click"] * scores["buy_given_click"]

@@ -23,7 +23,7 @@ from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.ragged import places_of_lists
 from jaxrank.data.store.memory import InMemorySplit
 from jaxrank.embedding.storage import storage
-from jaxrank.evaluation.score import score
+from jaxrank.evaluation.score import feature_rows, score
 from jaxrank.export.table_rows import stored_rows
 from jaxrank.features import MAX_GROUP, PAD, Schema
 from jaxrank.layout import Layout, ToTables
@@ -60,6 +60,10 @@ class Reference:
     ):
         self._config, self._weights, self._calibration = config, weights, calibration
         rows = _rows_read(layout.schema, examples)
+        self._table_rows = None  # before they are numbered again
+        if calibration is not None and calibration.by:
+            held = InMemorySplit(examples, "exported")
+            self._table_rows = feature_rows(held, layout.schema, calibration.by.feature)
         self._vectors = _vectors(stored, layout, rows)
         schema, self._examples = _small(layout.schema, examples, rows)
         dims = {name: stack.dim for stack in layout.stacks for name in stack.tables}
@@ -99,7 +103,8 @@ class Reference:
         weights = jax.device_put(self._weights._replace(rows=rows), predictor.weights_sharding)
         size = min(-(-self._examples.rows // MAX_GROUP), 8) * MAX_GROUP
         held = InMemorySplit(self._examples, "exported")
-        with closing(score(predictor, weights, held, size, self._calibration)) as scores:
+        calibration = self._calibration, self._table_rows
+        with closing(score(predictor, weights, held, size, *calibration)) as scores:
             return np.concatenate([scored.logits for scored in scores])
 
 
