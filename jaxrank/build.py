@@ -105,6 +105,8 @@ def make_optimizers(
     learning_rate = optim.schedule(**scale, **{f: dense.pop(f) for f in rate_fields})
     learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
     settings = dense.pop("settings")
+    if dense.pop("clip_scope") == "all":
+        dense["clip_norm"] = 0.0  # the step clips
     optimizer = optim.dense_optimizer(
         learning_rate=learning_rate, undecayed=learned, **settings, **dense
     )
@@ -157,6 +159,7 @@ def make_step_spec(
     lr_multipliers = validate.matched("optim.tables.lr_multipliers", "table", names, patterns)
     l2s = validate.matched("embedding.l2s", "table", names, to_plain(config.embedding.l2s))
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
+    dense = validate.parse(configs.Optim, config.optim, "optim").dense
     return steps.StepSpec(
         model=make_model(config.model, layout.schema),
         embedding=embedding.Embedding(
@@ -179,6 +182,7 @@ def make_step_spec(
         ema_decay=config.ema_decay,
         seed=config.seed,
         skips=config.watch.on_nonfinite == "skip",
+        clip_norm=dense.clip_norm if dense.clip_scope == "all" else 0.0,
     )
 
 

@@ -227,6 +227,12 @@ class Dense(LearningRate):
     clip_norm: float = field(
         0.0, at_least=0, help="maximum norm of the gradient of all parameters; 0: no limit"
     )
+    clip_scope: str = field(
+        "dense",
+        choices=("dense", "all"),
+        help="dense: clip_norm limits the norm over dense parameters; all: over dense parameters"
+        " and the rows of tables that a step reads, scaled by one factor",
+    )
     weight_decay: float = field(
         0.0,
         at_least=0,

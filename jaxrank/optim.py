@@ -189,7 +189,8 @@ def dense_optimizer(
 
     It applies these operations in order, for gradient g and parameter x, biases included:
 
-    1. clip_norm > 0: g <- g * min(1, clip_norm / |g|), with |g| over all parameters.
+    1. clip_norm > 0: g <- g * min(1, clip_norm / |g|), with |g| over all dense parameters. Under
+       `optim.dense.clip_scope = "all"` the step does so before, see `step.push`.
     2. weight_decay > 0: g <- g + weight_decay * x, except for adamw, and except for parameters
        whose names are in `undecayed`.
     3. The optimizer: sgd; momentum (`momentum`, `nesterov`); adagrad (Duchi et al. 2011:

@@ -105,7 +105,8 @@ class StepMetrics(NamedTuple):
         learned.
     sums: metrics.Sums of the batch before the update, of all traffic.
     learning_rate, table_learning_rate: f32[], learning rates of the step.
-    gradient_norm: f32[], of the model's parameters, before clipping.
+    gradient_norm: f32[], of the model's parameters, before clipping. With `StepSpec.clip_norm` also
+        of the rows of tables.
     dropped: i32[lists], number of list ids cut from the batch.
     skipped: bool[], whether the step had no effect because a number was not finite.
     exchange: {stack: ExchangeMetrics}, for the stacks whose rows are exchanged.
@@ -134,6 +135,8 @@ class StepSpec(NamedTuple):
     ema_decay: see `averaged`; 0 for no average.
     seed: of the model's random numbers.
     skips: whether a step with a loss or gradient that is not finite is skipped.
+    clip_norm: maximum norm of the gradient of dense parameters and rows of tables together. 0: no
+        limit.
     """
 
     model: Model
@@ -149,6 +152,7 @@ class StepSpec(NamedTuple):
     ema_decay: float
     seed: int
     skips: bool = False
+    clip_norm: float = 0.0
 
 
 def _inputs(
@@ -358,7 +362,7 @@ def push(
         exchange_stats: of the lookup of the batch, for the metrics.
         is_due: see `train_step`.
     """
-    norm = optax.tree.norm(gradients.dense)
+    gradients, norm = _clipped(step_spec, routes, batch, gradients)
     applies, skipped = _applies(step_spec, gradients, norm, is_due)
     updates, opt_state = step_spec.optimizer.update(gradients.dense, state.opt_state, state.params)
     updates = jax.tree.map(lambda u: u * state.lr_multiplier.astype(u.dtype), updates)
@@ -400,13 +404,31 @@ def push(
     return new, step_metrics
 
 
+def _clipped(
+    step_spec: StepSpec, routes: Routes, batch: Batch, gradients: Gradients
+) -> tuple[Gradients, jax.Array]:
+    """Returns the gradients, scaled to at most `clip_norm`, and their norm f[] before it.
+
+    The norm of a row is that of its gradient, summed over its reads in the global batch, without
+    L2. It is the same on any mesh.
+    """
+    norm = optax.tree.norm(gradients.dense)
+    if not step_spec.clip_norm:
+        return gradients, norm
+    of_rows = step_spec.embedding.squared_norm(routes, batch, gradients.vectors)
+    norm = jnp.sqrt(jnp.square(norm) + of_rows)
+    factor = jnp.minimum(1.0, step_spec.clip_norm / jnp.maximum(norm, 1e-12))
+    scale = functools.partial(jax.tree.map, lambda g: g * factor.astype(g.dtype))
+    return gradients._replace(dense=scale(gradients.dense), vectors=scale(gradients.vectors)), norm
+
+
 def _applies(
     step_spec: StepSpec, gradients: Gradients, norm: jax.Array, is_due: jax.Array | None
 ) -> tuple[jax.Array | None, jax.Array]:
     """Returns bool[] whether a step applies its gradients, and bool[] whether it is skipped.
 
     Args:
-        norm: of the dense gradients.
+        norm: of the gradients, see `_clipped`.
         is_due: see `train_step`. Without it, a step that skips nothing always applies: None.
     """
     if not step_spec.skips:

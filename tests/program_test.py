@@ -3,6 +3,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from sharded import logical
 
 from jaxrank import mesh as meshes
 from jaxrank.build import make_predictor, make_step_spec
@@ -58,6 +59,44 @@ def test_batches_behind_the_last_step_change_nothing(changes, monkeypatch):
         # By another program, whose multiplications and additions are contracted otherwise.
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), result, expected)
         assert result[0].step == 2
+
+
+def test_one_norm_clips_dense_parameters_and_rows_on_any_mesh():
+    """A step of SGD without a limit has the gradients that NumPy clips."""
+    c = tiny.config(batch_size=64)
+    for section in (c.optim.dense, c.optim.tables):
+        section.name, section.base_learning_rate = "sgd", 64.0  # 1 for this batch
+    lay = examples.small_layout()
+    batch = jax.tree.map(
+        lambda x: x[None], examples.random_batch(lay, 64, seed=1, group=8, capacity=40)
+    )
+
+    def changes(devices, replicas, **clip):
+        c.optim.dense.update(clip)
+        mesh = meshes.make_mesh(devices=devices, replicas=replicas)
+        step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
+        program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
+        old = jax.device_get(program.init())
+        new, metrics = program.train(
+            program.init(), meshes.put_batch(batch, mesh, leading=1), np.int32(1)
+        )
+        rows = [logical(step_spec.embedding, s.tables)["dim8"][0] for s in (new, old)]
+        dense = jax.tree.map(np.subtract, jax.device_get(new.params), old.params)
+        rates = metrics.learning_rate[0], metrics.table_learning_rate[0]
+        return jax.tree.leaves(dense), [rows[0] - rows[1]], rates, float(metrics.gradient_norm[0])
+
+    dense, rows, rates, _ = changes(1, 1)
+    squares = [
+        sum(np.square(a / rate, dtype=np.float64).sum() for a in arrays)
+        for arrays, rate in zip((dense, rows), rates, strict=True)
+    ]
+    assert min(squares) > 0.01 * max(squares)
+    norm = np.sqrt(sum(squares))
+    clipped = changes(8, 2, clip_norm=norm / 3, clip_scope="all")
+    assert clipped[3] == pytest.approx(norm, rel=1e-4)
+    for arrays, expected in zip(clipped[:2], (dense, rows), strict=True):
+        for a, b in zip(arrays, expected, strict=True):
+            np.testing.assert_allclose(a, b / 3, rtol=1e-3, atol=1e-5 * np.abs(b).max())
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])

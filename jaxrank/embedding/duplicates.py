@@ -84,6 +84,23 @@ def sum_by_sort(
     return unique, vector_layout.sum_sorted(rank, block, order)
 
 
+def add_squares(
+    vector_layout: VectorLayout,
+    total: jax.Array,
+    ids: jax.Array,
+    grads: Sequence[IndexedVectors],
+    row: jax.Array | None = None,
+) -> jax.Array:
+    """Adds the squares of the summed gradients of each distinct id to f[].
+
+    Args:
+        total, ids, grads: see `sum_by_sort`.
+        row: is ignored; see `tables.Arrivals`.
+    """
+    _, sums = sum_by_sort(vector_layout, ids, grads)
+    return total + jnp.sum(jnp.square(sums))
+
+
 def running_count(flags: jax.Array) -> jax.Array:
     """Counts the set flags of bool[n] up to and including each position, i32[n]."""
 

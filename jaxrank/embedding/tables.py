@@ -26,7 +26,7 @@ from jaxrank.embedding.backends.one_hot import OneHot
 from jaxrank.embedding.backends.tpu import TpuLayout
 from jaxrank.embedding.backends.xla import RowLayout
 from jaxrank.embedding.combine import combine, spread
-from jaxrank.embedding.duplicates import sum_of_rows, sum_once
+from jaxrank.embedding.duplicates import add_squares, sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, ExchangeStats, Route
 from jaxrank.embedding.init import first_rows
 from jaxrank.embedding.optimizers import RowOptimizer
@@ -448,6 +448,29 @@ class Embedding(Lookup):
                 if used is not None:
                     scratch[name] = used
         return tables, scratch
+
+    def squared_norm(self, routes: Routes, batch: Batch, grads: Vectors) -> jax.Array:
+        """Computes f[], the sum of squares of the gradients of the rows that a global batch reads.
+
+        Gradients of a row that is read several times are summed first. The program of one device,
+        like `update`, whose sums are computed once more.
+
+        Args:
+            grads: as in `update`.
+        """
+        dtype = jnp.result_type(*jax.tree.leaves(grads)) if jax.tree.leaves(grads) else jnp.float32
+        of_replicated = of_split = jnp.zeros((), dtype)
+        for stack, route in self._routed(routes):
+            parts, vector_layout = self.parts[stack.name], self.vector_layout(stack)
+            replicated, arrivals = self._summed(stack, route, batch, grads[stack.name])
+            if parts.replicated and replicated is not None:
+                sums = meshes.total(self.mesh, replicated[0])
+                of_replicated = of_replicated + jnp.sum(jnp.square(sums))
+            if parts.split and route.split is not None:
+                of_split = arrivals(functools.partial(add_squares, vector_layout), of_split)
+        # Every replica of the split rows has the same sum.
+        copies = self.mesh.shape[meshes.REPLICA]
+        return of_replicated + meshes.total(self.mesh, of_split) / copies
 
     def _summed(
         self,

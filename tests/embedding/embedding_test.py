@@ -7,7 +7,16 @@ import numpy as np
 import optax
 import pytest
 from embeddings import HOT, make, random_grads, reference_row_optimizer
-from sharded import embedding_class, logical, lookup, new_tables, rows_by_table, set_chunk, update
+from sharded import (
+    embedding_class,
+    logical,
+    lookup,
+    new_tables,
+    rows_by_table,
+    set_chunk,
+    squared_norm,
+    update,
+)
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding import ROW_OPTIMIZERS, duplicates, init, make_row_optimizer
@@ -336,6 +345,22 @@ def test_clip_norm_bounds_the_summed_gradient_of_a_row():
     before = logical(embedding, tables)["dim8"][0]
     after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
     np.testing.assert_allclose(after, before - 0.1 * clipped, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("hot", "devices", "replicas", "room", "platform"),
+    [
+        ("dealt", 8, 1, 0.05, "cpu"),
+        ("hot", 8, 2, 0.05, "tpu"),
+    ],
+)
+def test_the_norm_of_row_gradients_is_that_of_plain_loops(hot, devices, replicas, room, platform):
+    embedding = make(DIMS[1], devices, replicas, hot=hot, room=room, platform=platform)
+    batch = examples.random_batch(embedding.layout, 32)
+    grads = random_grads(embedding, new_tables(embedding), batch)
+    rows = examples.row_gradients(embedding.layout, batch, grads)
+    expected = sum(np.square(gradient).sum() for gradient in rows.values())
+    assert float(squared_norm(embedding, batch, grads)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums():

@@ -90,6 +90,16 @@ def lookup(embedding: Embedding, tables, batch):
     return run(rows, meshes.put_batch(batch, embedding.mesh))
 
 
+def squared_norm(embedding: Embedding, batch, grads):
+    """Returns the sum of squares of the summed gradients of all rows."""
+
+    def compute_norm(batch, grads):
+        return embedding.squared_norm(embedding.route(batch), batch, grads)
+
+    run = shard_mapped(embedding, compute_norm, (P(meshes.EXAMPLES),) * 2, P())
+    return run(*(meshes.put_batch(x, embedding.mesh) for x in (batch, grads)))
+
+
 def update(embedding: Embedding, tables, batch, grads, learning_rate=0.1, step=0, applies=None):
     """Returns the tables after one step."""
 
