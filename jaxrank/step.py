@@ -507,7 +507,7 @@ def _request_weights(
     for task, loss in enumerate(step_spec.task_losses):
         if isinstance(loss, TaskRequestLoss):
             requests = request_losses.requests_of(batch, task)
-            weights[task] = requests, loss.loss.weights(batch.labels[:, task], requests)
+            weights[task] = requests, loss.weights(batch.labels[:, task], requests)
     if not weights:
         return {}
     totals = total({task: of_task.sum() for task, (_, of_task) in weights.items()})
@@ -559,7 +559,7 @@ def _loss(
         outputs = losses.known(logits, batch.weights)[:, task]
         loss = step_spec.task_losses[task]
         assert isinstance(loss, TaskRequestLoss)
-        by_example = weights * loss.loss.each(outputs, batch.labels[:, task], of_task)
+        by_example = weights * loss.each(outputs, batch.labels[:, task], of_task)
         each = each.at[task].add(by_example.sum() / jnp.where(total > 0, total, 1))
     if not step_spec.learns_task_weights:
         return (task_weights * each).sum()

@@ -98,6 +98,24 @@ class TaskRequestLoss:
         """Returns the part of the loss that does not compare examples, elementwise."""
         return self.loss.pointwise * self.pointwise(outputs, labels)
 
+    def weights(self, labels: jax.Array, requests: request_losses.Requests) -> jax.Array:
+        """Returns `RequestLoss.weights`, whose shape is checked."""
+        return self._checked("weights", self.loss.weights(labels, requests), labels)
+
+    def each(
+        self, outputs: jax.Array, labels: jax.Array, requests: request_losses.Requests
+    ) -> jax.Array:
+        """Returns `RequestLoss.each`, whose shape is checked."""
+        return self._checked("each", self.loss.each(outputs, labels, requests), labels)
+
+    def _checked(self, method: str, result: Any, labels: jax.Array) -> jax.Array:
+        if getattr(result, "shape", None) != labels.shape:
+            raise InputError(
+                f"loss {self.name!r}: {method} must return one number per example, of shape"
+                f" {list(labels.shape)}: found {list(getattr(result, 'shape', [])) or result!r}."
+            )
+        return result
+
 
 _LOSSES: dict[str, Registered] = {}
 

@@ -6,11 +6,13 @@ import re
 import broken_models  # noqa: F401  registers models
 import checked_config
 import own_model  # noqa: F401  registers a model
+import pages
 import pytest
+import registries
 from checked_config import get_config as config
 from runs import nothing
 
-from jaxrank import cli, extensions
+from jaxrank import cli, config_files, extensions
 from jaxrank.errors import InputError
 from jaxrank.model_check import check
 from jaxrank.models import registry
@@ -46,6 +48,31 @@ def test_all_properties_hold_for_each_model_of_the_package(model):
     results, result = statuses(config(model, **fields), skip)
     expected = [name for name in (*FUNCTIONS, *TRAINED) if name not in skip]
     assert results == dict.fromkeys(expected, "pass"), check.describe(result)
+
+
+@pytest.fixture
+def own_request_losses(tmp_path):
+    """The losses of the page, and one that returns a number per request."""
+    text = pages.marked("requests.md", "run by check_test.py: OWN_REQUEST_LOSS")
+    wrong = text.replace("squared_softmax", "of_the_batch").replace("** 2", "** 2).mean()")
+    wrong = wrong.replace("return (odds", "return ((odds")
+    with registries.restored():
+        for name, code in (("losses", text), ("wrong", wrong)):
+            path = tmp_path / f"{name}.py"
+            path.write_text(code)
+            extensions.load(path)
+        yield
+
+
+def test_losses_of_requests_have_the_properties_of_training(own_request_losses):
+    skip = [name for name in check.PROPERTIES if name not in ("devices", "resume")]
+    c = config_files.load("ranking")
+    c.task_losses.click = "squared_softmax"
+    results, result = statuses(c, skip)
+    assert results == {"devices": "pass", "resume": "pass"}, check.describe(result)
+    c.task_losses.click = "of_the_batch"
+    _, result = statuses(c, [*skip, "resume"])
+    assert "each must return one number per example, of shape" in result.checks[0].finding
 
 
 @pytest.mark.parametrize(
