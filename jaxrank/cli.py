@@ -368,6 +368,8 @@ def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         raise InputError("--workdir, --bundle: one of them must be given: found neither.")
     result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")
+    if result.ranked:
+        report(f"scores without calibration, by ranking alone: {', '.join(result.ranked)}")
     _report_worse(result.worse_than_constant, result.checkpoint, report)
     return result._asdict()
 

@@ -86,6 +86,7 @@ class Prediction(NamedTuple):
     """Summary of the predictions that `predict` wrote.
 
     worse_than_constant: tasks for which a constant did better in the evaluation of the run.
+    ranked: tasks that are trained by ranking alone. Their predictions are scores.
     """
 
     rows: int
@@ -94,6 +95,7 @@ class Prediction(NamedTuple):
     seconds: float
     checkpoint: str
     worse_than_constant: list[str]
+    ranked: tuple[str, ...] = ()
 
 
 class SavedRun(NamedTuple):
@@ -396,4 +398,5 @@ def predict(
         run.predictor, weights, run.split, run.batch_size, output, calibration
     )
     seconds = time.perf_counter() - started
-    return Prediction(rows, output, step, seconds, run.checkpoints.directory(step), worse)
+    where, ranked = run.checkpoints.directory(step), run.requests.ranked
+    return Prediction(rows, output, step, seconds, where, worse, ranked)

@@ -315,8 +315,9 @@ def write_predictions(
     """Writes a Parquet file with one row per example in stored order, and returns the rows.
 
     The columns are those in `features.keep`, then `label_<task>` (null if unknown) and
-    `predicted_<task>` for each task: a probability, a real number or an expected count. Only
-    process 0 writes. The file appears under its name only when it is complete.
+    `predicted_<task>` for each task: a probability, a real number or an expected count. Of a task
+    that is trained by ranking alone it is a score, which has an order alone. Only process 0 writes.
+    The file appears under its name only when it is complete.
 
     Raises:
         InputError: `output` is a URL, exists and is not a file of predictions, or is in no writable

@@ -14,7 +14,7 @@ import xxhash
 
 import jaxrank
 from jaxrank import json_files
-from jaxrank.build import task_parents
+from jaxrank.build import ranked_tasks, task_parents
 from jaxrank.config_files import to_plain
 from jaxrank.data.keyed_hash import Pseudonymise, fingerprint, pseudonymise, read_key
 from jaxrank.data.lock import empty_directory
@@ -284,7 +284,7 @@ def _write_files(
     by = source.calibration.by if source.calibration else None
     tree = described | signatures.stacks(layout, spec, index.seeds, tables)
     tree |= {
-        "outputs": dense_parts.output_names(run.schema, parents),
+        "outputs": dense_parts.output_names(run.schema, parents, ranked_tasks(run.config)),
         "index": {"file": _INDEX, **{f: getattr(index, f) for f in ("values", "bits", "steps")}},
         "model": {
             "onnx": "" if no_onnx else _ONNX,

@@ -6,6 +6,8 @@ from typing import Any
 
 from jaxrank.export.comparison.check import Checked
 
+_SCORE = "A score orders the candidates of a request. It has no calibration and is no probability."
+
 
 def card(signature: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Returns the page as Markdown.
@@ -17,13 +19,15 @@ def card(signature: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     origin = signature["origin"]
     lines = [f"# {origin['model']} at step {origin['step']:,}", ""]
     outputs = [
-        f"{o['name']} ({o['kind']}" + (f", given {o['parent']})" if o["parent"] else ")")
+        f"{o['name']} ({o['meaning']}" + (f", given {o['parent']})" if o["parent"] else ")")
         for o in signature["outputs"]
     ]
+    scores = [o["name"] for o in signature["outputs"] if o["meaning"] == "score"]
     lines += [
         f"Exported by jaxrank {origin['jaxrank_version']} from `{origin['checkpoint']}`.",
         "",
         f"- Outputs: {', '.join(outputs)}.",
+        *([f"- Trained by ranking alone: {', '.join(scores)}. {_SCORE}"] if scores else []),
         f"- Rows: {sum(stack['rows'] for stack in signature['stacks']):,} in"
         f" {len(signature['tables'])} tables, stored as {signature['stacks'][0]['dtype']}."
         if signature["stacks"]

@@ -1,6 +1,6 @@
 """The dense part of a model as a function of named arrays, and its files: ONNX and StableHLO."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from jaxrank.outputs import outputs
 from jaxrank.step import Weights, model_inputs
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+_MEANINGS = {"binary": "probability", "real": "number", "count": "expected count"}
 # Inputs of a model that is calibrated by value; see `jaxrank_serving.signature.Calibration`.
 COEFFICIENTS = ("calibration_slopes", "calibration_offsets")
 
@@ -128,7 +129,10 @@ def _arrays(layout: Layout) -> list[Array]:
 
 
 def _predictions(logits: jax.Array, kinds: list[str]) -> jax.Array:
-    """Converts logits f32[n, outputs] to probabilities, numbers and expected counts."""
+    """Converts logits f32[n, outputs] to probabilities, numbers and expected counts.
+
+    Ranked scores are converted in the same way, which keeps their order.
+    """
     link: dict[str, Callable[[jax.Array], jax.Array]] = {
         "binary": jax.nn.sigmoid,
         "count": lambda x: jnp.exp(jnp.minimum(x, LOG_COUNT_LIMIT)),
@@ -140,8 +144,14 @@ def _predictions(logits: jax.Array, kinds: list[str]) -> jax.Array:
     return jnp.concatenate(columns, axis=1)
 
 
-def output_names(schema: Schema, parents: tuple[int, ...]) -> list[dict[str, str]]:
-    """Returns name, task, kind and parent of each output; see `jaxrank_serving.signature`."""
+def output_names(
+    schema: Schema, parents: tuple[int, ...], ranked: Collection[str] = ()
+) -> list[dict[str, str]]:
+    """Returns name, task, kind, parent and meaning of each output; see `jaxrank_serving.signature`.
+
+    Args:
+        ranked: tasks that are trained by ranking alone.
+    """
     tasks = schema.tasks
     named = [{"name": t.name, "task": t.name, "kind": t.kind, "parent": ""} for t in tasks]
     for task in conditional_tasks(parents):
@@ -150,7 +160,15 @@ def output_names(schema: Schema, parents: tuple[int, ...]) -> list[dict[str, str
         named.append(
             {"name": name, "task": tasks[task].name, "kind": tasks[task].kind, "parent": parent}
         )
+    for output in named:
+        is_ranked = output["task"] in ranked or output["parent"] in ranked
+        output["meaning"] = meaning(output["kind"], is_ranked=is_ranked)
     return named
+
+
+def meaning(kind: str, *, is_ranked: bool) -> str:
+    """Returns what the prediction of a task is: "score" if it has nothing but an order."""
+    return "score" if is_ranked else _MEANINGS[kind]
 
 
 def to_stablehlo(part: DensePart) -> bytes:

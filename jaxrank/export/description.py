@@ -1,7 +1,7 @@
 """Builds export.json: the model, and the transformation from raw values to its inputs."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jaxrank
@@ -10,13 +10,19 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_stored
 from jaxrank.data.store.reader import Store
+from jaxrank.export.dense_part import meaning
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
 from jaxrank.step import input_names
 
 
 def recipe(
-    layout: Layout, store: Store, *, model: Mapping[str, Any], config: Mapping[str, Any]
+    layout: Layout,
+    store: Store,
+    *,
+    model: Mapping[str, Any],
+    config: Mapping[str, Any],
+    ranked: Collection[str],
 ) -> dict[str, Any]:
     """Returns the content of export.json as plain data. docs/exported_files.md documents each key.
 
@@ -25,12 +31,20 @@ def recipe(
         store: with the run's vocabularies and boundaries.
         model: the arguments of `models.build`.
         config: of the run, as plain data.
+        ranked: tasks that are trained by ranking alone.
     """
     schema = layout.schema
     spec = resolve_stored(feature_spec(config["features"]), schema, store.schema)
     return {
         "jaxrank_version": jaxrank.__version__,
-        "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],
+        "tasks": [
+            {
+                "name": task.name,
+                "kind": task.kind,
+                "meaning": meaning(task.kind, is_ranked=task.name in ranked),
+            }
+            for task in schema.tasks
+        ],
         "tables": _tables(layout, spec),
         "keyed_hashes": bool(store.spec.hash_key),
         "dense": _floats(schema, spec),

@@ -1,4 +1,4 @@
-"""Scores candidates: raw values in, a probability per task and candidate out."""
+"""Scores candidates: raw values in, a prediction per task and candidate out."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -234,7 +234,10 @@ def _combined(table: StackRows, parts: Sequence[Any], rows: int, dim: int) -> np
 
 
 def prediction(logits: np.ndarray, kind: str) -> np.ndarray:
-    """Returns f64[n]: a probability, an expected count or a number, from logits f32[n]."""
+    """Returns f64[n]: a probability, an expected count or a number, from logits f32[n].
+
+    A ranked score is converted as its kind is, which keeps its order.
+    """
     x = logits.astype(np.float64)
     if kind == "binary":
         e = np.exp(-np.abs(x))

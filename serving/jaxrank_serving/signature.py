@@ -8,6 +8,8 @@ from typing import Any
 
 from jaxrank_serving.errors import BundleError
 
+# Of bundles whose outputs have no meaning, by kind.
+_MEANINGS = {"binary": "probability", "real": "number", "count": "expected count"}
 SOURCES = ("any", "context", "candidate")
 
 
@@ -15,14 +17,17 @@ SOURCES = ("any", "context", "candidate")
 class Output:
     """A prediction.
 
-    kind: "binary": a probability; "real": a number; "count": an expected count.
+    kind: of the task: "binary", "real" or "count".
     parent: the task that the probability is conditional on, or "".
+    meaning: "probability", "number" or "expected count"; "score" of a task that was trained by
+        ranking alone. A score has an order within a request and no calibration.
     """
 
     name: str
     task: str
     kind: str
     parent: str
+    meaning: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,10 +288,14 @@ def upgraded(tree: Any, version: int) -> Any:
     Args:
         tree: plain data of signature.json.
         version: `format_version` of the bundle. Version 1 had no derived columns, sequences,
-            statistics or preparation. Some of version 2 have no calibration by value.
+            statistics or preparation. Some of version 2 have neither calibration by value nor
+            the meaning of outputs.
     """
     if isinstance(tree, dict):
         tree = {"calibration": None, **tree}
+        if _are_entries(tree.get("outputs")):
+            outputs = [{"meaning": _MEANINGS.get(o.get("kind")), **o} for o in tree["outputs"]]
+            tree["outputs"] = outputs
     if version > 1 or not isinstance(tree, dict):
         return tree
     absent: dict[str, Any] = {"split": "", "rows": None, "tasks": [], "features": []}
@@ -297,9 +306,13 @@ def upgraded(tree: Any, version: int) -> Any:
         "outputs": ("parent", lambda output: output.get("given")),
     }.items():
         entries = tree.get(field)
-        if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+        if _are_entries(entries):
             result[field] = [{name: value(entry), **entry} for entry in entries]
     return result
+
+
+def _are_entries(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
 def parse(tree: Any, where: str = "signature.json") -> Signature:

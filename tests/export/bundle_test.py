@@ -1,5 +1,6 @@
 """A bundle scores raw values as `predict` does, and is exported atomically and resumably."""
 
+import dataclasses
 import errno
 import json
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from checkout import ROOT
 from every_feature import config, write
 from jaxrank_serving import BundleError, RequestError
+from jaxrank_serving.signature import upgraded
 from ml_collections import ConfigDict
 from runs import nothing, saved
 
@@ -28,13 +30,16 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export import bundle as bundles
+from jaxrank.export import dense_part as dense_parts
 from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
+from jaxrank.export.card import card
 from jaxrank.export.comparison import parity
 from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
 from jaxrank.export.statistics import statistics
 from jaxrank.export.write import written
+from jaxrank.features import Task
 from jaxrank.metrics import exact
 
 TASKS = ("click", "buy")
@@ -163,6 +168,27 @@ def test_a_bundle_of_a_calibrated_checkpoint_has_its_calibrated_scores(
     assert 0 < is_bound.sum() < len(is_bound)
     joint = scores["click"] * scores["buy_given_click"]
     np.testing.assert_allclose(joint, scores["buy"], rtol=1e-4)
+
+
+def test_the_output_of_a_ranked_task_is_a_score(scorer):
+    schema = SimpleNamespace(tasks=[Task("click"), Task("buy"), Task("spend", "real")])
+    outputs = dense_parts.output_names(schema, (-1, 0, -1), ["buy"])
+    assert {o["name"]: o["meaning"] for o in outputs} == {
+        "click": "probability",
+        "buy": "score",
+        "spend": "number",
+        "buy_given_click": "score",
+    }
+    tree = dataclasses.asdict(scorer.signature) | {"outputs": outputs}
+    page = card(tree, {})
+    assert "- Outputs: click (probability), buy (score), spend (number), buy_given_click (" in page
+    assert "- Trained by ranking alone: buy, buy_given_click. A score orders" in page
+    assert "ranking" not in card(dataclasses.asdict(scorer.signature), {})
+    for output in outputs:  # as bundles of earlier versions have them
+        del output["meaning"]
+    older = upgraded({"outputs": outputs}, 2)
+    assert [o["meaning"] for o in older["outputs"][::2]] == ["probability", "number"]
+    assert older["calibration"] is None
 
 
 @pytest.mark.parametrize("end", ["csv", "parquet"])

@@ -209,7 +209,7 @@ def test_the_documented_programs_run(run, exported, predicted):
         for old, new in places.items():
             code = code.replace(old, str(new))
         exec(code, names)
-    np.testing.assert_allclose(names["probabilities"], predicted, atol=1e-5)
+    np.testing.assert_allclose(names["predictions"], predicted, atol=1e-5)
     np.testing.assert_allclose(1 / (1 + np.exp(-names["logits"])), predicted, atol=1e-6)
     values = pq.read_table(exported / "tables/item.parquet")["value"].to_pylist()
     expected = read_vectors(exported / "tables/item.parquet")[values.index("i7")]
@@ -244,7 +244,7 @@ def test_the_documented_program_scores_sequences(run, tmp_path):
     result = pq.read_table(tmp_path / "p.parquet")
     predicted = np.stack([result[f"predicted_{t}"].to_numpy() for t in ("click", "buy")], axis=1)
     assert predicted.std(axis=0).min() > 0.05
-    np.testing.assert_allclose(names["probabilities"], predicted, atol=1e-5)
+    np.testing.assert_allclose(names["predictions"], predicted, atol=1e-5)
 
 
 def test_tables_larger_than_memory_give_the_same_files(run, exported, tmp_path, monkeypatch):

@@ -82,7 +82,7 @@ def test_the_number_of_devices_does_not_change_a_loss_of_requests(name):
         np.testing.assert_allclose(slopes, expected[1], atol=1e-8)
 
 
-def test_a_score_that_is_only_ranked_reports_no_calibration(variants, capsys):
+def test_a_score_that_is_only_ranked_reports_no_calibration(variants, capsys, tmp_path):
     workdir, result, lines = variants.unbroken("requests")
     text = "\n".join(lines)
     assert "Requests are packed whole, 16 examples at a time" in text
@@ -100,6 +100,8 @@ def test_a_score_that_is_only_ranked_reports_no_calibration(variants, capsys):
     assert "NDCG@10" in out
     assert "GAUC by request, weighted by the weights of examples, without" in out
     assert "calibration of click" not in out
+    cli.run(["predict", f"--workdir={workdir}", f"--output={tmp_path / 'p.parquet'}"])
+    assert "scores without calibration, by ranking alone: click" in capsys.readouterr().out
     cli.run(["evaluate", f"--workdir={workdir}", "--json"])
     tree = json.loads(capsys.readouterr().out)
     assert tree["metrics"]["click/ndcg@10"] == result.metrics["click"]["ndcg@10"]

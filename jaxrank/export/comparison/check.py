@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxrank.build import ranked_tasks
 from jaxrank.export.comparison import parity
 from jaxrank.export.comparison.raw_rows import RawRows
 from jaxrank.export.comparison.reference import Reference, first_examples
@@ -71,7 +72,8 @@ def check(
         split = source.store.split(valid, "data.valid")
         examples = first_examples(split.blocks(), _SCORED_ROWS)
         labelled = Reference(run.config, layout, source.stored, weights, examples, calibration)
-        rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables)
+        ranked = ranked_tasks(run.config)
+        rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables, ranked)
         for task, changes in rounding.items():
             shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
             report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,12 +99,17 @@ def latency(scorer: Any, raw: RawRows) -> dict[int, dict[str, float]]:
 
 
 def cost_of_rounding(
-    reference: Reference, labels: Any, schema: Schema, dtype: str
+    reference: Reference,
+    labels: Any,
+    schema: Schema,
+    dtype: str,
+    ranked: Collection[str] = (),
 ) -> dict[str, dict[str, float]]:
     """Returns {task: {metric: change}} of AUC and logloss by tables of this dtype.
 
     Args:
         labels: labelled examples, those of the reference.
+        ranked: tasks whose scores are no probabilities, which have the AUC alone.
     """
     logits = [
         reference.logits(change)
@@ -117,7 +123,7 @@ def cost_of_rounding(
         changes[task.name] = {
             name: after[name] - before[name]
             for name in ("auc", "logloss", "squared_error", "deviance")
-            if name in before
+            if name in before and not (task.name in ranked and name != "auc")
         }
     return changes
 

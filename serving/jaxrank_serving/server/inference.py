@@ -241,7 +241,12 @@ def metadata(model: Model) -> dict[str, Any]:
         "platform": "jaxrank_bundle",
         "inputs": [_input(column, column.name in listed) for column in signature.columns],
         "outputs": [
-            {"name": output.name, "datatype": _OUTPUT_TYPE, "shape": [-1]}
+            {
+                "name": output.name,
+                "datatype": _OUTPUT_TYPE,
+                "shape": [-1],
+                "parameters": {"meaning": output.meaning},
+            }
             for output in signature.outputs
         ],
     }
