@@ -1,5 +1,6 @@
 """Compares a bundle with the trained program, and reports its latency and the cost of rounding."""
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,8 +53,16 @@ def check(
     run, layout = source.run, source.layout
     stand_in = None if bundle.signature.model.onnx else load_stablehlo(bundle)
     every = bundle._replace(signature=parity.without_sources(bundle.signature))
-    calibration = source.calibration
-    reference = Reference(run.config, layout, source.stored, weights, raw.examples, calibration)
+    predicted = functools.partial(
+        Reference,
+        run.config.model,
+        layout,
+        source.stored,
+        weights,
+        calibration=source.calibration,
+        learns_task_weights=run.config.task_weighting == "uncertainty",
+    )
+    reference = predicted(raw.examples)
     scorer = Scorer(every, dense_part=stand_in, hash_key=key)
     compared = parity.compare(scorer, raw, reference, run.schema, tables)
     report(f"Largest difference of {compared.rows:,} raw rows: {compared.difference:.2g}")
@@ -71,7 +80,7 @@ def check(
     if tables != "float32" and valid not in ("", NEXT_DAY):
         split = source.store.split(valid, "data.valid")
         examples = first_examples(split.blocks(), _SCORED_ROWS)
-        labelled = Reference(run.config, layout, source.stored, weights, examples, calibration)
+        labelled = predicted(examples)
         ranked = ranked_tasks(run.config)
         rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables, ranked)
         for task, changes in rounding.items():

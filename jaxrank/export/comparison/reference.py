@@ -41,24 +41,28 @@ class Reference:
     """Predicts examples by the trained program.
 
     Args:
-        config: of the run.
+        model: the section of the run's config.
         layout: of the run's tables.
         stored: the weights of a checkpoint.
         weights: the dense parameters of the same checkpoint, see `dense_part.layers`.
         examples: to predict, with rows of the run's tables.
         calibration: of the checkpoint, None if it has none.
+        learns_task_weights: whether the run learns the weights of its tasks.
     """
 
     def __init__(
         self,
-        config: ConfigDict,
+        model: ConfigDict,
         layout: Layout,
         stored: CheckpointReader,
         weights: Weights,
         examples: Examples,
         calibration: Calibration | None = None,
+        *,
+        learns_task_weights: bool,
     ):
-        self._config, self._weights, self._calibration = config, weights, calibration
+        self._model, self._weights, self._calibration = model, weights, calibration
+        self._learns_task_weights = learns_task_weights
         rows = _rows_read(layout.schema, examples)
         self._table_rows = None  # before they are numbered again
         if calibration is not None and calibration.by:
@@ -72,7 +76,7 @@ class Reference:
     @property
     def rounds(self) -> bool:
         """True if the trained program rounds the factors of products to bfloat16."""
-        fields = model_fields(self._config.model)
+        fields = model_fields(self._model)
         return _has_precisions(fields) and fields["precision"] in _ROUNDING
 
     def logits(
@@ -87,7 +91,7 @@ class Reference:
             change: maps the vectors f32[n, dim] of tables before they are read.
             exact: whether products are computed at precision "highest".
         """
-        fields = model_fields(self._config.model)
+        fields = model_fields(self._model)
         if exact and _has_precisions(fields):
             fields["precision"] = "highest"
         mesh = meshes.make_mesh(devices=1)
@@ -96,8 +100,8 @@ class Reference:
         predictor = Predictor(
             models.build(tasks=len(schema.tasks), **fields),
             embedding.Lookup(self._layout, mesh, room),
-            parents=task_parents(self._config.model, schema),
-            learns_task_weights=self._config.task_weighting == "uncertainty",
+            parents=task_parents(self._model, schema),
+            learns_task_weights=self._learns_task_weights,
         )
         rows: Any = _stored(self._layout, {n: change(v) for n, v in self._vectors.items()})
         weights = jax.device_put(self._weights._replace(rows=rows), predictor.weights_sharding)
