@@ -13,9 +13,10 @@ class RequestError(ValueError):
         row: index of the candidate, or None for the context.
         must: requirement on the value.
         value: the actual value as text.
+        place: of the value, if it is neither the context nor one candidate.
     """
 
-    def __init__(self, column: str, row: int | None, must: str, value: str):
+    def __init__(self, column: str, row: int | None, must: str, value: str, place: str = ""):
         self.column, self.row = column, row
-        where = "context" if row is None else f"candidate {row}"
+        where = place or ("context" if row is None else f"candidate {row}")
         super().__init__(f"{where}, {column}: must be {must}: found {value}.")

@@ -14,6 +14,13 @@ from jaxrank_serving.values import Cells
 # A dict of {column: value} for each candidate, or {column: values}.
 Candidates: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
 
+_EACH_CANDIDATE = "each candidate"
+_PLACES = {
+    "any": f"context or {_EACH_CANDIDATE}",
+    "context": "context",
+    "candidate": _EACH_CANDIDATE,
+}
+
 
 class _Values(NamedTuple):
     """Values of a column, and the indices of the candidates that lack it."""
@@ -42,7 +49,8 @@ def cells_of_request(
     for name in (*context, *by_column):
         if name not in columns:
             actual = f"{name!r}, the features are {sorted(columns)}"
-            raise RequestError(str(name), None, "a feature of the model", f"{actual:.400}")
+            row, place = (None, "") if name in context else _first_place(by_column[name], rows)
+            raise RequestError(str(name), row, "a feature of the model", f"{actual:.400}", place)
     return {name: _cells(column, context, by_column) for name, column in columns.items()}, rows
 
 
@@ -70,8 +78,16 @@ def _cells(column: Column, context: Mapping[str, Any], by_column: Mapping[str, _
     if column.now:
         return Cells([datetime.datetime.now(datetime.UTC)], column, True)
     if column.required:
-        raise RequestError(name, None, "given, or null if it is missing", "nothing")
+        must = "given, or null if it is missing"
+        raise RequestError(name, None, must, "nothing", _PLACES[column.source])
     return Cells([column.default], column, True)
+
+
+def _first_place(column: _Values, rows: int) -> tuple[int | None, str]:
+    """Returns the first candidate that has a column, or the place of a column that all have."""
+    if not column.absent:
+        return None, _EACH_CANDIDATE
+    return min(set(range(rows)).difference(column.absent)), ""
 
 
 def _as_columns(candidates: Candidates) -> tuple[dict[str, _Values], int]:
@@ -115,7 +131,8 @@ def _checked_columns(candidates: Mapping[str, Sequence[Any]]) -> tuple[dict[str,
     for name, values in candidates.items():
         values = values.tolist() if isinstance(values, np.ndarray) else values
         if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-            raise RequestError(str(name), None, "a list of values", f"{values!r:.80}")
+            actual = f"{values!r:.80}"
+            raise RequestError(str(name), None, "a list of values", actual, _EACH_CANDIDATE)
         columns[name] = _Values(values, [])
     lengths = {len(column.values) for column in columns.values()}
     if len(lengths) > 1:

@@ -38,7 +38,7 @@ class Column:
     is_list: True if cells are lists of values of that type.
     source: "context", "candidate", or "any" of both.
     required: False if a request may omit it. It then has the value `default`.
-    now: True if a request that omits it has the time at which it is scored.
+    now: True if a request that omits it has the time at which it is scored, also if `required`.
     """
 
     name: str

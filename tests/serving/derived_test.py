@@ -1,5 +1,6 @@
 """Derived columns of a request equal the prepared columns, on edge values."""
 
+import dataclasses
 import datetime
 import itertools
 import random
@@ -11,6 +12,7 @@ import pytest
 from jaxrank_serving.derived.columns import DerivedColumns
 from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.requests import cells_of_request
+from jaxrank_serving.server.inference import metadata
 from jaxrank_serving.signature import Column, Derived
 from jaxrank_serving.values import Cells
 
@@ -233,6 +235,12 @@ def test_requests_have_the_inputs_of_derived_columns_and_the_time_is_now():
     assert [c["name"] for c in described["columns"]] == ["seen", "time"]
     column = Column("time", "int64", False, "any", True, None, True)
     cells, _ = cells_of_request({}, [{}, {}], {"time": column})
+    parts = dict(columns=(column,), dense=(), categorical=(), ragged=(), sequences=(), outputs=())
+    scorer = SimpleNamespace(signature=SimpleNamespace(**parts))
+    (described,) = metadata(SimpleNamespace(name="ads", version="1", scorer=scorer))["inputs"]
+    assert described["parameters"] == {"source": "any", "required": False}
+    with pytest.raises(RequestError, match="^context or each candidate, time: must be given"):
+        cells_of_request({}, [{}], {"time": dataclasses.replace(column, now=False)})
     ages = DerivedColumns([Derived("age", "age", ("time", "time"), "UTC", "hours", ())], "")
     assert ages.add(cells, 2)["age"].values == [0.0]
     assert abs(cells["time"].values[0] - datetime.datetime.now(datetime.UTC)).seconds < 60

@@ -259,5 +259,6 @@ def _input(column: Column, is_list: bool) -> dict[str, Any]:
     datatype = prefix + _NAMES.get(kind, "BYTES")
     datatype = datatype + bits if datatype.endswith(("INT", "FP")) else datatype
     shape = [1 if column.source == "context" else -1] + [-1] * (is_list and column.is_list)
-    parameters = {"source": column.source, "required": column.required}
+    is_required = column.required and not column.now
+    parameters = {"source": column.source, "required": is_required}
     return {"name": column.name, "datatype": datatype, "shape": shape, "parameters": parameters}
