@@ -19,7 +19,7 @@ from jaxrank.batch_statistics import reestimated
 from jaxrank.config_files import hyperparameters
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.evaluation import baseline as regression
-from jaxrank.evaluation import days
+from jaxrank.evaluation import days, slices
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.report import Result, evaluation_line, flatten_metrics, worse_than_constant
 from jaxrank.features import Batch
@@ -154,10 +154,10 @@ def train(
 
         state, scores = _execute(run, state, recorder, profiler, make_milestones, last, timer)
         timer.enter("evaluation")
-        result = _result(run, state, scores, recorder.examples_per_second, timer)
+        result, shown = _result(run, state, scores, recorder.examples_per_second, timer)
         result = result._replace(trained_steps=result.step - first_step)
-        if baseline:
-            result = result._replace(baseline=_baseline(run))
+        if baseline and shown:
+            result = result._replace(baseline=_baseline(run, shown.scored))
         writer.flush()
         _summarise(run, result, described, page)
         return result
@@ -278,13 +278,22 @@ def _check_baseline(config: ConfigDict) -> None:
         )
 
 
-def _baseline(run: Run) -> dict[str, Any]:
-    """Fits the regression on the splits of the run, in process 0."""
-    fitted = None
+def _baseline(run: Run, scored: scoring.Scored) -> dict[str, Any]:
+    """Fits the regression on the splits of the run, in process 0.
+
+    Args:
+        scored: scores of the model on the validation split.
+    """
+    fitted: dict[str, Any] | None = None
     with processes.together():
         if processes.is_first():
             valid = run.open_split(run.run_schedule.valid)
-            fitted = regression.fit(run.train_split, valid, run.schema)._asdict()
+            clusters = slices.read_clusters(run.store, valid, run.config.eval.cluster)
+            fitted = regression.fit(
+                run.train_split, valid, run.schema, model=scored, clusters=clusters
+            )._asdict()
+            for task in run.requests.ranked:  # it has no probabilities
+                fitted["differences"].pop(task, None)
     return processes.broadcast_value(fitted)
 
 
@@ -447,8 +456,11 @@ def _result(
     scores: dict[int, scoring.Scores],
     examples_per_second: float,
     timer: PhaseTimer,
-) -> Result:
-    """Returns the result of the run: the checkpoint with its scores, or the scores of each day."""
+) -> tuple[Result, scoring.Scores | None]:
+    """Returns the result of the run, and the scores of its checkpoint on the validation split.
+
+    In progressive validation the scores are those of the last day, if any.
+    """
     step = run.checkpoints.step("best" if run.history.monitor.early_stopping_patience else "newest")
     assert step is not None
     metrics: scoring.Metrics = {}
@@ -462,7 +474,7 @@ def _result(
         metrics = shown.metrics
         reference = scoring.reference(run.open_split(run.run_schedule.valid), run.schema)
     phase_seconds = timer.seconds()
-    return Result(
+    result = Result(
         step=int(state.step),
         examples_per_second=examples_per_second,
         seconds=sum(phase_seconds.values()),
@@ -478,6 +490,7 @@ def _result(
         histograms=shown.histograms if shown else {},
         requests=shown.requests if shown else None,
     )
+    return result, shown
 
 
 def _checkpoint_scores(run: Run, state: TrainState, step: int) -> scoring.Scores:

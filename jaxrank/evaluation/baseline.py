@@ -11,9 +11,10 @@ import numpy as np
 from jaxrank.data.examples import Entries, Examples, entries, traffic_weights
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.evaluation.score import Metrics
+from jaxrank.evaluation.score import Metrics, Scored
+from jaxrank.evaluation.slices import Clusters
 from jaxrank.features import Schema
-from jaxrank.metrics import exact
+from jaxrank.metrics import exact, intervals
 
 MAX_EXACT_IDS = 1_000_000  # distinct ids of features that have a column each
 _MAX_ENTRIES = 150_000_000  # non-zero numbers of an exact matrix, 12 bytes each
@@ -29,6 +30,9 @@ class Baseline(NamedTuple):
     features: "one-hot" or "hashed".
     distinct_ids: in the training split, each feature's own.
     strengths: {task: C}, the inverse strength of the L2 penalty chosen on the validation split.
+    differences: {task: {metric: {difference, low, high}}}: metrics of the model minus those of the
+        regression on the same examples, and the ends of the paired 95% interval, as of `compare`.
+        NaN where undefined. Empty without a model.
     """
 
     metrics: Metrics
@@ -36,6 +40,7 @@ class Baseline(NamedTuple):
     distinct_ids: int
     strengths: dict[str, float]
     seconds: float
+    differences: dict[str, dict[str, dict[str, float]]]
 
 
 def check_installed() -> None:
@@ -131,7 +136,13 @@ def _labelled(blocks: Iterable[Examples], features: Any, task: int) -> _Labelled
 
 
 def fit(
-    train: Split, valid: Split, schema: Schema, *, score_split: Split | None = None
+    train: Split,
+    valid: Split,
+    schema: Schema,
+    *,
+    score_split: Split | None = None,
+    model: Scored | None = None,
+    clusters: Clusters | None = None,
 ) -> Baseline:
     """Fits a regression to each binary task, and scores it.
 
@@ -143,6 +154,8 @@ def fit(
         valid: the split on which C is chosen.
         schema: of both.
         score_split: the split that is scored. None: the validation split.
+        model: scores of a model on that split, which the regression is compared with.
+        clusters: of the examples of that split. None: examples are independent.
 
     Raises:
         InputError: no task is binary, or scikit-learn is not installed.
@@ -157,23 +170,50 @@ def fit(
         )
     features = _Features(train, schema)
     scored = (valid,) if score_split is None else (valid, score_split)
-    fits: Callable[[int], Iterator[tuple[float, list[dict[str, float]]]]]
+    targets = {n: [_labelled(s.blocks(), None, i) for s in scored] for n, i in tasks.items()}
+    fits: Callable[[int], Iterator[tuple[float, list[np.ndarray]]]]
     if features.is_exact:
         train_matrix, *scored_matrices = [_stacked(split, features) for split in (train, *scored)]
-        fits = functools.partial(_exact_fits, train, scored, train_matrix, scored_matrices)
+        fits = functools.partial(_exact_fits, train, train_matrix, scored_matrices)
     else:
         fits = functools.partial(_hashed_fits, train, scored, features)
     metrics: Metrics = {}
-    strengths = {}
+    strengths, differences = {}, {}
     for name, task in tasks.items():
-        lowest = None
-        for strength, scores in fits(task):
+        lowest, best = None, None
+        for strength, logits in fits(task):
+            scores = _metrics(logits, targets[name])
             if lowest is not None and not scores[0]["logloss"] < lowest:
                 break
-            lowest = scores[0]["logloss"]
+            lowest, best = scores[0]["logloss"], logits[-1]
             metrics[name], strengths[name] = scores[-1], strength
-    kind = "one-hot" if features.is_exact else "hashed"
-    return Baseline(metrics, kind, features.distinct, strengths, time.perf_counter() - started)
+        if model is not None and best is not None:
+            code = clusters.code if clusters else None
+            differences[name] = _differences(model.logits[:, task], best, targets[name][-1], code)
+    return Baseline(
+        metrics,
+        "one-hot" if features.is_exact else "hashed",
+        features.distinct,
+        strengths,
+        time.perf_counter() - started,
+        differences,
+    )
+
+
+def _differences(
+    model: np.ndarray, regression: np.ndarray, target: _Labelled, clusters: np.ndarray | None
+) -> dict[str, dict[str, float]]:
+    """Compares logits f[n] of a model and of the regression, {metric: {difference, low, high}}."""
+    parts = target.labels, target.weights
+    metrics = [exact.exact(logits, *parts) for logits in (model, regression)]
+    influences = [intervals.influences(logits, *parts) for logits in (model, regression)]
+    widths = intervals.half_widths(influences[0], target.weights, influences[1], clusters)
+    result = {}
+    for name, half in widths.items():
+        difference = metrics[0][name] - metrics[1][name]
+        ends = {"low": difference - half, "high": difference + half}
+        result[name] = {"difference": difference, **ends}
+    return result
 
 
 def _stacked(split: Split, features: _Features) -> Any:
@@ -183,37 +223,30 @@ def _stacked(split: Split, features: _Features) -> Any:
 
 
 def _exact_fits(
-    train: Split,
-    scored: Sequence[Split],
-    train_matrix: Any,
-    scored_matrices: Sequence[Any],
-    task: int,
-) -> Iterator[tuple[float, list[dict[str, float]]]]:
-    """Yields (C, metrics of each scored split) by rising C, each fit from the one before.
+    train: Split, train_matrix: Any, scored_matrices: Sequence[Any], task: int
+) -> Iterator[tuple[float, list[np.ndarray]]]:
+    """Yields (C, logits f64[n] of each scored split) by rising C, each fit from the one before.
 
     Yields nothing where all labels are equal.
     """
     from sklearn.linear_model import LogisticRegression
 
     examples = _labelled(train.blocks(), train_matrix, task).classes()
-    targets = [_labelled(split.blocks(), None, task) for split in scored]
     if len(set(examples.labels)) < 2:
         return
     model = LogisticRegression(solver="lbfgs", max_iter=300, tol=1e-5, warm_start=True)
     for strength in _STRENGTHS:
         model.set_params(C=strength)
         model.fit(examples.features, examples.labels, sample_weight=examples.weights)
-        logits = [model.decision_function(matrix) for matrix in scored_matrices]
-        yield strength, _metrics(logits, targets)
+        yield strength, [model.decision_function(matrix) for matrix in scored_matrices]
 
 
 def _hashed_fits(
     train: Split, scored: Sequence[Split], features: _Features, task: int
-) -> Iterator[tuple[float, list[dict[str, float]]]]:
+) -> Iterator[tuple[float, list[np.ndarray]]]:
     """Yields fits like `_exact_fits`, block by block, for data whose matrix is too large."""
     from sklearn.linear_model import SGDClassifier
 
-    targets = [_labelled(split.blocks(), None, task) for split in scored]
     for strength in _STRENGTHS:
         alpha = 1 / (strength * max(train.rows, 1))
         model = SGDClassifier(loss="log_loss", alpha=alpha, average=True, random_state=0)
@@ -227,7 +260,7 @@ def _hashed_fits(
             np.concatenate([model.decision_function(features.matrix(b)) for b in split.blocks()])
             for split in scored
         ]
-        yield strength, _metrics(logits, targets)
+        yield strength, logits
 
 
 def _metrics(logits: list[np.ndarray], targets: list[_Labelled]) -> list[dict[str, float]]:

@@ -269,8 +269,22 @@ def _baseline(result: Result) -> list[str]:
         change = result.metrics[task]["logloss"] / metrics["logloss"] - 1
         strength = result.baseline["strengths"][task]
         word = "higher" if change > 0 else "lower"
-        lines.append(f"  {task}: C={strength:.3g}; the model's logloss is {abs(change):.2%} {word}")
+        lines.append(
+            f"  {task}: C={strength:.3g}, chosen on these rows; the model's logloss is"
+            f" {abs(change):.2%} {word}"
+        )
+        difference = result.baseline["differences"].get(task, {}).get("logloss")
+        if difference and not math.isnan(difference["low"]):
+            lines.append(f"  {_baseline_verdict(**difference)}")
     return lines
+
+
+def _baseline_verdict(difference: float, low: float, high: float) -> str:
+    """Formats the difference of the loglosses of model and regression, and what it shows."""
+    half = f"{difference:+.5f} ±{high - difference:.5f} (paired 95% interval)"
+    if low <= 0 <= high:
+        return f"difference {half}: these rows do not tell which is better"
+    return f"difference {half}: the model is {'worse' if low > 0 else 'better'} on these rows"
 
 
 def _names(entries: list[dict[str, Any]]) -> list[str]:

@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 
@@ -12,6 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import baseline, report
+from jaxrank.evaluation.score import Scored
 from jaxrank.features import PAD, Schema, Task
 from jaxrank.train import train
 
@@ -47,8 +49,9 @@ def splits(store):
 
 @pytest.fixture(scope="module")
 def fitted(splits):
-    """C is chosen on the validation split. The training split is scored."""
-    return baseline.fit(*splits, score_split=splits[0])
+    """C is chosen on the validation split. The training split is scored, also by a model of 0."""
+    zeros = np.zeros((splits[0].rows, 2), np.float32)
+    return baseline.fit(*splits, score_split=splits[0], model=Scored(zeros, zeros, zeros))
 
 
 def test_the_regression_is_that_of_scikit_learn_on_one_hot_columns(splits, fitted):
@@ -68,14 +71,19 @@ def test_the_regression_is_that_of_scikit_learn_on_one_hot_columns(splits, fitte
             p = model.predict_proba(valid_x[chosen_on])[:, 1]
             losses[strength] = log_loss(valid_y[chosen_on, i], p)
             if strength == fitted.strengths[task]:
-                p = model.predict_proba(train_x[known])[:, 1]
-                logloss = log_loss(train_y[known, i], p)
-                auc = roc_auc_score(train_y[known, i], p)
+                scored = model.predict_proba(train_x[known])[:, 1]
+                logloss = log_loss(train_y[known, i], scored)
+                auc = roc_auc_score(train_y[known, i], scored)
         metrics = fitted.metrics[task]
         assert min(losses, key=losses.get) == fitted.strengths[task]
         assert metrics["logloss"] == pytest.approx(logloss, abs=1e-4)
         assert metrics["auc"] == pytest.approx(auc, abs=1e-3)
         assert metrics["examples"] == known.sum()
+        y = train_y[known, i]
+        paired = np.log(2) + y * np.log(scored) + (1 - y) * np.log1p(-scored)
+        half = 1.96 * paired.std() / len(y) ** 0.5
+        ends = (paired.mean(), paired.mean() - half, paired.mean() + half)
+        assert (*fitted.differences[task]["logloss"].values(),) == pytest.approx(ends, abs=1e-4)
 
 
 def test_many_ids_are_hashed_and_score_like_one_hot(splits, fitted, monkeypatch):
@@ -97,6 +105,14 @@ def test_a_finished_run_reports_the_regression_beside_the_model(run):
     assert re.search(rf"regression +{task['logloss']:.5f} +{task['auc']:.5f}", text)
     difference = abs(result.metrics["click"]["logloss"] / task["logloss"] - 1)
     assert f"logloss is {difference:.2%}" in text
+    difference = result.baseline["differences"]["click"]["logloss"]
+    change = result.metrics["click"]["logloss"] - task["logloss"]
+    assert difference["difference"] == pytest.approx(change, abs=1e-6)
+    half = difference["high"] - difference["difference"]
+    verdict = "do not tell" if abs(change) < half else "worse" if change > 0 else "better"
+    assert re.search(rf"difference \{change:+.5f} ±{half:.5f} .*{verdict}", text)
+    saved = json.loads((workdir / "summary.json").read_text())["result"]["baseline"]
+    assert saved["differences"]["click"]["logloss"] == difference
 
 
 def test_a_baseline_without_scikit_learn_tasks_or_a_split_is_rejected(run, monkeypatch, splits):
