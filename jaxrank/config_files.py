@@ -245,10 +245,9 @@ def _loaded(path: str | Path) -> ConfigDict:
         line = error_line(error, str(path))
         if isinstance(error, InputError):
             raise (InputError(f"--config: {line}: {error}") if line else error) from error
+        if unknown := _unknown_field(error):
+            raise InputError(f"--config: {line or path}: {unknown}") from error
         text = " ".join(str(error).split())
-        named = re.match(r"'?Key \"(\w+)\"", text)  # of a ConfigDict
-        if named and (new := renames.now_anywhere(named[1])):
-            raise InputError(f"--config: {line or path}: {named[1]} is now {new}.") from error
         raise InputError(f"--config: {line or path}: {type(error).__name__}: {text}") from error
     finally:
         _forget(set(sys.modules) - before, beside)
@@ -257,6 +256,40 @@ def _loaded(path: str | Path) -> ConfigDict:
             f"--config: {path}: get_config() must return a ConfigDict: found {config!r}."
         )
     return config
+
+
+def _unknown_field(error: BaseException) -> str:
+    """Returns the message for a field that a section of the config lacks; empty for other errors.
+
+    The messages of ml_collections print the whole section.
+    """
+    roots: list[ConfigDict] = []
+    section: ConfigDict | None = None
+    name: Any = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        values = frame.f_locals
+        if isinstance(values.get("self"), ConfigDict):
+            section, name = values["self"], values.get("key", values.get("attribute"))
+        else:
+            roots += [value for value in values.values() if isinstance(value, ConfigDict)]
+    is_lookup = isinstance(error, AttributeError | KeyError)
+    if not is_lookup or section is None or not isinstance(name, str) or name in section:
+        return ""
+    where = max((_path(root, section) or "" for root in roots), key=len, default="")
+    new = "" if renames.now(where, name) else renames.now_anywhere(name)
+    known = _declared(section, f"{where}.")
+    return f"{name} is now {new}." if new else str(no_such_field(where, name, known))
+
+
+def _path(config: ConfigDict, section: ConfigDict) -> str | None:
+    """Returns the path of a section, such as "optim.dense". None if the config does not have it."""
+    if config is section:
+        return ""
+    for name, value in config.items():
+        below = _path(value, section) if isinstance(value, ConfigDict) else None
+        if below is not None:
+            return f"{name}.{below}".rstrip(".")
+    return None
 
 
 def error_line(error: BaseException, path: str) -> str:

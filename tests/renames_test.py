@@ -47,7 +47,9 @@ def test_an_earlier_field_in_a_config_file_is_rejected_with_its_new_name(tmp_pat
         "from jaxrank.config import default\n\n\n"
         "def get_config():\n    c = default()\n    c.optim.dense.base_rate = 1.0\n    return c\n"
     )
-    with pytest.raises(InputError, match=r"earlier\.py.*: base_rate is now base_learning_rate\."):
+    with pytest.raises(
+        InputError, match=r"earlier\.py:6: .*base_rate is now .*base_learning_rate\."
+    ):
         config_files.load(path)
 
 
