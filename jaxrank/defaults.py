@@ -210,12 +210,16 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
         size = 2 ** round(math.log2(max(data.rows, 1) / _STEPS_PER_EPOCH))
         size = min(max(size, low), high)
         config.batch_size = -(-size // config.data.shards) * config.data.shards
-        reasons["batch_size"] = f"about {_STEPS_PER_EPOCH} steps per epoch, from {low} to {high}"
+        reasons["batch_size"] = (
+            f"{math.ceil(data.rows / config.batch_size):,} steps per epoch, as near to"
+            f" {_STEPS_PER_EPOCH} as batches from {low} to {high} allow"
+        )
     if not config.num_steps and not config.num_epochs:
         epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), _EPOCHS[0]), _EPOCHS[1])
         config.num_epochs = float(epochs) if is_machine else 1.0
         reasons["num_epochs"] = (
-            f"close to the optimum: about {_STEPS} steps, {_EPOCHS[0]} to {_EPOCHS[1]} epochs"
+            f"{_steps(config, data):,} steps; the optimum is near {_STEPS}, within {_EPOCHS[0]} to"
+            f" {_EPOCHS[1]} epochs"
             if is_machine
             else "networks overfit rare ids from the second epoch on"
         )
@@ -249,6 +253,11 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
             reasons[f"{path}.decay"] = (
                 "the last steps average the noise of batches" if is_machine else "one epoch"
             )
+
+
+def _steps(config: ConfigDict, data: Data) -> int:
+    """Returns the number of steps of `num_epochs`, as `run_schedule` does."""
+    return math.ceil(config.num_epochs * data.rows / config.batch_size)
 
 
 def has_open_model(config: ConfigDict) -> bool:

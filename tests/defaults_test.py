@@ -126,7 +126,8 @@ def test_the_choice_is_reported_with_its_reason():
     lines = []
     defaults.choose(default(), data(), lines.append)
     assert "40,000 training examples, 300 distinct ids, 900 positives of click" in lines[0]
-    assert "batch_size = 512: about 100 steps per epoch" in lines[0]
+    assert "batch_size = 512: 79 steps per epoch, as near to 100 as" in lines[0]
+    assert "num_epochs = 6.0: 469 steps; the optimum is near 480, within 6 to 24 epochs" in lines[0]
 
 
 def open_config(store):

@@ -321,4 +321,15 @@ def describe(result: Calibrated) -> str:
             if task not in result.skipped:
                 lines += _by_value_lines(result.by, task)
     lines += [f"{task} is not calibrated: {why}" for task, why in result.skipped.items()]
+    lines += _warnings(result)
     return "\n".join([*lines, f"calibration: {result.path}"])
+
+
+def _warnings(result: Calibrated) -> list[str]:
+    """Returns a line for each task whose logloss has risen on the split that was not fitted."""
+    return [
+        f"Warning: {task}: the logloss on {result.measured_on} is higher than before: the rate of"
+        f" {result.split} does not hold there. `--method=none` removes the calibration."
+        for task, after in result.after.items()
+        if task not in result.skipped and after["logloss"] > result.before[task]["logloss"]
+    ]

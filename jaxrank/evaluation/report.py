@@ -281,10 +281,10 @@ def _baseline(result: Result) -> list[str]:
 
 def _baseline_verdict(difference: float, low: float, high: float) -> str:
     """Formats the difference of the loglosses of model and regression, and what it shows."""
-    half = f"{difference:+.5f} ±{high - difference:.5f} (paired 95% interval)"
+    line = f"difference {difference:+.5f}, paired 95% interval {low:+.5f} to {high:+.5f}"
     if low <= 0 <= high:
-        return f"difference {half}: these rows do not tell which is better"
-    return f"difference {half}: the model is {'worse' if low > 0 else 'better'} on these rows"
+        return f"{line}: these rows do not tell which is better"
+    return f"{line}: the model is {'worse' if low > 0 else 'better'}"
 
 
 def _names(entries: list[dict[str, Any]]) -> list[str]:

@@ -108,9 +108,10 @@ def test_a_finished_run_reports_the_regression_beside_the_model(run):
     difference = result.baseline["differences"]["click"]["logloss"]
     change = result.metrics["click"]["logloss"] - task["logloss"]
     assert difference["difference"] == pytest.approx(change, abs=1e-6)
-    half = difference["high"] - difference["difference"]
-    verdict = "do not tell" if abs(change) < half else "worse" if change > 0 else "better"
-    assert re.search(rf"difference \{change:+.5f} ±{half:.5f} .*{verdict}", text)
+    low, high = difference["low"], difference["high"]
+    verdict = "do not tell" if low < 0 < high else "is worse" if low > 0 else "is better"
+    ends = f"{low:+.5f} to {high:+.5f}"
+    assert re.search(rf"difference \{change:+.5f}, .* {re.escape(ends)}: .*{verdict}", text)
     saved = json.loads((workdir / "summary.json").read_text())["result"]["baseline"]
     assert saved["differences"]["click"]["logloss"] == difference
 

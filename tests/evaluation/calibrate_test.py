@@ -48,6 +48,9 @@ def test_a_calibration_is_used_until_it_is_removed(trained):
         assert metrics["calibration_error"] == after.calibration_error[task]
         assert after.metrics[task]["auc"] == pytest.approx(before.metrics[task]["auc"], abs=1e-6)
     assert after.metrics["click"]["logloss"] < before.metrics["click"]["logloss"]
+    assert "higher than before" not in describe(result)
+    swapped = describe(result._replace(before=result.after, after=result.before))
+    assert "Warning: click: the logloss on valid is higher than before" in swapped
     assert f"{after.calibration_error['click']:.5f}" in picture.read_text()
 
     output = trained / "p.parquet"

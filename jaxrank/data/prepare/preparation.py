@@ -67,7 +67,8 @@ class Preparation:
         self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, started)}")
         fitted = fit_state.fitted(earlier)
         if earlier.vocabularies or any(c.waiting or c.dropped for c in fitted.changes.values()):
-            for line in statistics_report.vocabulary_lines(fitted.changes):
+            is_first = not earlier.vocabularies
+            for line in statistics_report.vocabulary_lines(fitted.changes, is_first=is_first):
                 self._report(line)
         return fitted
 

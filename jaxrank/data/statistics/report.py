@@ -171,11 +171,19 @@ def _worst(
     return f"{text}, most in {worst}" if worst else text
 
 
-def vocabulary_lines(by_table: Mapping[str, Changes]) -> list[str]:
-    """Formats the changes of vocabularies. Of many tables, those that lose most lookups."""
+def vocabulary_lines(by_table: Mapping[str, Changes], *, is_first: bool) -> list[str]:
+    """Formats the changes of vocabularies. Of many tables, those that lose most lookups.
+
+    Args:
+        is_first: True without earlier vocabularies. All rows are new then, and only they are shown.
+    """
     worst = sorted(by_table, key=lambda name: -by_table[name].lost_share)
     shown = set(worst[:_MAX_VOCABULARIES])
-    lines = [_changes(name, changes) for name, changes in by_table.items() if name in shown]
+    lines = [
+        f"table {name}: {changes.new:,} rows" if is_first else _changes(name, changes)
+        for name, changes in by_table.items()
+        if name in shown
+    ]
     if len(worst) > _MAX_VOCABULARIES:
         lines.append(f"and {len(worst) - _MAX_VOCABULARIES} tables that lose fewer lookups")
     return lines
