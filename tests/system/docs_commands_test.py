@@ -18,7 +18,7 @@ from jaxrank.data.spec.parse import feature_spec
 
 pytest.importorskip("sklearn", reason="needs the extra test")
 
-TUTORIAL = ("tutorial.md", "metrics.md", "tuning.md", "performance.md")
+TUTORIAL = ("tutorial.md", "metrics.md", "tuning.md", "performance.md", "cookbook/position.md")
 COOKBOOK = ("several_tasks", "warm_start", "own_model", "serving", "several_hosts", "daily")
 ONE = "--config.mesh.devices=1"
 SHORT = [ONE, "--no-report", "--config.num_epochs=0.0", "--config.num_steps=24"]
