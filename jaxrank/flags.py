@@ -211,8 +211,8 @@ def _train(sub: argparse.ArgumentParser) -> None:
         "--baseline",
         action="store_true",
         help="also fit scikit-learn's logistic regression to the training split, and compare the"
-        " model with it; its regularisation strength C is chosen on the validation"
-        " split",
+        " model with it, by a paired 95%% interval; its regularisation strength C is chosen on the"
+        " validation split",
     )
     sub.add_argument(
         "--profile-steps",
