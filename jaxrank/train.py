@@ -459,7 +459,7 @@ def _result(
 ) -> tuple[Result, scoring.Scores | None]:
     """Returns the result of the run, and the scores of its checkpoint on the validation split.
 
-    In progressive validation the scores are those of the last day, if any.
+    In progressive validation the scores are of the last day, if any.
     """
     step = run.checkpoints.step("best" if run.history.monitor.early_stopping_patience else "newest")
     assert step is not None

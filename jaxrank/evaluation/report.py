@@ -283,7 +283,7 @@ def _baseline_verdict(difference: float, low: float, high: float) -> str:
     """Formats the difference of the loglosses of model and regression, and what it shows."""
     line = f"difference {difference:+.5f}, paired 95% interval {low:+.5f} to {high:+.5f}"
     if low <= 0 <= high:
-        return f"{line}: these rows do not tell which is better"
+        return f"{line}: these rows do not show which is better"
     return f"{line}: the model is {'worse' if low > 0 else 'better'}"
 
 

@@ -109,7 +109,7 @@ def test_a_finished_run_reports_the_regression_beside_the_model(run):
     change = result.metrics["click"]["logloss"] - task["logloss"]
     assert difference["difference"] == pytest.approx(change, abs=1e-6)
     low, high = difference["low"], difference["high"]
-    verdict = "do not tell" if low < 0 < high else "is worse" if low > 0 else "is better"
+    verdict = "do not show" if low < 0 < high else "is worse" if low > 0 else "is better"
     ends = f"{low:+.5f} to {high:+.5f}"
     assert re.search(rf"difference \{change:+.5f}, .* {re.escape(ends)}: .*{verdict}", text)
     saved = json.loads((workdir / "summary.json").read_text())["result"]["baseline"]
