@@ -328,8 +328,8 @@ def describe(result: Calibrated) -> str:
 def _warnings(result: Calibrated) -> list[str]:
     """Returns a line for each task whose logloss has risen on the split that was not fitted."""
     return [
-        f"Warning: {task}: the logloss on {result.measured_on} is higher than before: the rate of"
-        f" {result.split} does not hold there. `--method=none` removes the calibration."
+        f"Warning: {task}: the logloss on {result.measured_on} is higher than before. The rate of"
+        f" {result.split} may not hold there. `--method=none` removes the calibration."
         for task, after in result.after.items()
         if task not in result.skipped and after["logloss"] > result.before[task]["logloss"]
     ]
