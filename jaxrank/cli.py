@@ -161,7 +161,7 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         name=args.topology,
         devices=mesh.used(args.config.mesh.devices, named.devices if named else args.devices),
         replicas=args.config.mesh.replicas if args.replicas is None else args.replicas,
-        memory=memory or (named.hbm_bytes if named else 0),
+        memory=memory or (named.usable_bytes if named else 0),
     )
     planned = plan(args.config, machine, batches=args.batches, workdir=args.workdir, report=report)
     report(plan_report.describe(planned))
@@ -676,6 +676,9 @@ def run(argv: Sequence[str]) -> None:
     if several:
         _join(args)
     elif args.verb not in _WITHOUT_DEVICES:
+        from jaxrank.runtime import rendezvous
+
+        rendezvous.check_alone(args.verb)
         processes.open_devices()
     if args.verb not in _WITHOUT_DEVICES:
         from jaxrank.runtime import compilation_cache

@@ -69,6 +69,26 @@ def join(
     )
 
 
+def check_alone(verb: str) -> None:
+    """Checks that this process is not one of several. For verbs that run in one process.
+
+    Raises:
+        InputError: it is one of several. Each would do the same work, and write the same files.
+    """
+    number = _from_environment("JAX_NUM_PROCESSES")
+    if number is None:
+        several = "a launcher of several processes" if _found_without_flags() else ""
+    else:
+        several = f"JAX_NUM_PROCESSES={number}" if number > 1 else ""
+    if several:
+        rate = "examples_per_second in the metrics.jsonl of a run has the throughput of several. "
+        raise InputError(
+            f"{verb}: must run in one process: found {several}."
+            f" {rate if verb == 'bench' else ''}Start the command by itself, or set"
+            " JAX_NUM_PROCESSES=1 to use the devices of this process only."
+        )
+
+
 def _from_environment(name: str) -> int | None:
     text = os.environ.get(name, "")
     if text and not text.isdecimal():

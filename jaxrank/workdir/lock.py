@@ -109,9 +109,16 @@ def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
 def _held(path: Path) -> RunError:
     """Returns the error for a lock that another process holds, with the name of that process."""
     _, _, holder = path.read_text().partition(" ") if path.is_file() else ("", "", "")
+    # This machine frees the lock of a process that has ended, so here the holder is alive.
+    is_local = f" on {socket.gethostname()} since " in holder or not holder
+    advice = (
+        " Wait for it, or end it."
+        if is_local
+        else " Wait for it. A file server may keep the lock of a machine that is lost (NFSv3): only"
+        f" if that machine is off, remove {path}."
+    )
     return RunError(
-        f"{path.parent}: another process trains in this workdir{holder and ': '}{holder}. Wait for"
-        f" it, or remove {path} if that machine was lost and its lock remains."
+        f"{path.parent}: another process trains in this workdir{holder and ': '}{holder}.{advice}"
     )
 
 

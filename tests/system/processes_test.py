@@ -485,6 +485,21 @@ def test_a_bad_environment_is_rejected(tmp_path, monkeypatch):
         cli.run(["evaluate", f"--workdir={tmp_path}"])
 
 
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [
+        ("bench", "found JAX_NUM_PROCESSES=2. examples_per_second in the metrics.jsonl"),
+        ("report", "found JAX_NUM_PROCESSES=2. Start the command by itself"),
+    ],
+)
+def test_a_verb_of_one_process_is_rejected_in_several(verb, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    args = ["--config=quickstart", f"--workdir={tmp_path}"] if verb == "bench" else [str(tmp_path)]
+    with pytest.raises(InputError, match=f"^{verb}: must run in one process: {message}"):
+        cli.run([verb, *args])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_port_that_is_taken_is_rejected():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
