@@ -92,11 +92,10 @@ def selftest(
         contextlib.ExitStack() as stack,
     ):
         supervisor = _Supervisor(size, environment, Path(logs), report)
+        stack.callback(supervisor.remove_folder)  # also after a signal
         first = supervisor.run("checks", workdir)
         index, count = first.last("place") or (process_id or 0, num_processes or 1)
         folder = first.last("folder")
-        if folder and index == 0:
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
         checks = _checks(first)
         if first.status == 2 and not checks:
             raise InputError(_error(first.log))
@@ -129,6 +128,7 @@ class _Supervisor:
         self.size, self._environment = size, environment
         self._logs, self._report = logs, report
         self._started, self._name = 0, ""
+        self._is_first, self._folder = False, ""
 
     def run(self, role: str, folder: str) -> _Ended:
         """Runs one process to its end, or to the time limit."""
@@ -154,21 +154,32 @@ class _Supervisor:
                 while status is None and time.monotonic() < limit:
                     time.sleep(_LOOK)
                     status = process.poll()
-                    lines += self._read(file, lines)
-            lines += self._read(file, lines)
+                    lines += self._read(file)
+            lines += self._read(file)
         text = log.read_text(encoding="utf-8", errors="replace")
         return _Ended(status, lines, text)
 
-    def _read(self, file: Any, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Reads new lines, and reports the checks that process 0 begins."""
+    def _read(self, file: Any) -> list[dict[str, Any]]:
+        """Reads new lines, and reports each check that process 0 begins or ends."""
         new = [json.loads(line) for line in file]
         for line in new:
-            places = [entry["place"] for entry in [*earlier, *new] if "place" in entry]
+            if "place" in line:
+                self._is_first = line["place"][0] == 0
+            self._folder = line.get("folder", self._folder)
+            if not self._is_first:
+                continue
             name = line.get("began", self._name)
-            if name != self._name and places and places[-1][0] == 0:
+            if name != self._name:
                 self._name = name
                 self._report(f"Checking: {name}")
+            if "check" in line:
+                self._report(f"  {line['check']['status']}: {line['check']['finding']}")
         return new
+
+    def remove_folder(self) -> None:
+        """Removes the directory of the self-test, in process 0."""
+        if self._folder and self._is_first:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

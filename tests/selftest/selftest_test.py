@@ -261,3 +261,29 @@ def test_processes_that_hang_or_crash_fail_the_check_that_they_were_in(tmp_path,
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
     with pytest.raises(InputError, match="JAX_PLATFORMS.*found 'nonsense'"):
         supervise.selftest(str(tmp_path), SMALL, report=lambda text: None)
+
+
+def test_a_result_is_reported_at_once_and_a_stop_leaves_no_directory(tmp_path, monkeypatch):
+    folder, program = tmp_path / ".selftest-new", tmp_path / "python"
+    folder.mkdir()
+    results = (
+        {"place": [0, 1]},
+        {"folder": str(folder)},
+        {"began": "lock"},
+        {"check": check.Check("lock", PASS, "fine")._asdict()},
+    )
+    text = "\n".join(map(json.dumps, results))
+    program.write_text(f"#!/bin/sh\ncat >>\"$6\" <<'END'\n{text}\nEND\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(supervise.sys, "executable", str(program))
+    lines = []
+
+    def stop_at_result(line):
+        lines.append(line)
+        if "fine" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supervise.selftest(str(tmp_path), SMALL, report=stop_at_result)
+    assert lines == ["Checking: lock", "  pass: fine"]
+    assert not folder.exists()
