@@ -11,7 +11,7 @@ the order of that probability, see `layout.ReplicatedRows`.
 
 import collections
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ REPLICATE_FROM = 0.9
 DEAL_FROM = 0.03
 # Maximum hot rows of a stack: each is a number in every program that maps ids to rows.
 MAX_HOT_ROWS = 65_536
+_MAX_REPORTED_TABLES = 5  # maximum number of tables that a warning names
 
 
 class TablePlan(NamedTuple):
@@ -139,8 +140,7 @@ def make_plan(
     unique = {stack_name(dim): 0.0 for dim in dim_of.values()}
     for table in tables:
         unique[stack_name(table.dim)] += table.unique
-    warnings = [w for c in candidates if (w := _warning(c))]
-    return Plan(dict(hot), unique, tables, tuple(warnings))
+    return Plan(dict(hot), unique, tables, tuple(_warnings(candidates)))
 
 
 def _kept(candidate: _Candidate, hot: ReplicatedRows) -> _Candidate:
@@ -218,19 +218,29 @@ def _table_plan(candidate: _Candidate, replicated: int) -> TablePlan:
     )
 
 
-def _warning(candidate: _Candidate) -> str:
-    """Warns of hot rows that are not at the front of a table, so that they cannot be replicated."""
-    if candidate.reason:
-        return ""
-    hot = candidate.reads.rows[candidate.chances >= REPLICATE_FROM]
-    missed = int(np.count_nonzero(hot >= len(candidate.hot)))
+def _warnings(candidates: Sequence[_Candidate]) -> Iterator[str]:
+    """Warns once of hot rows that are not at the front of a table, so that they are split."""
+    missed = {c.table: count for c in candidates if (count := _missed(c))}
     if not missed:
-        return ""
-    return (
-        f"table {candidate.table.name!r} has {missed:,} rows that {REPLICATE_FROM:.0%} of the"
-        " devices read in each step but that are not among its first, so they are split. Number its"
-        " rows by falling frequency, for example with encoding='vocabulary'."
+        return
+    first = sorted(missed, key=lambda table: -missed[table])
+    names = [f"{table.name} ({missed[table]:,})" for table in first[:_MAX_REPORTED_TABLES]]
+    more = f" and {len(first) - len(names)} more" if len(first) > len(names) else ""
+    is_hashed = any(table.encoding == "hash" for table in first)
+    yield (
+        f"rows that {REPLICATE_FROM:.0%} of the devices read in each step are not among the first"
+        f" of their table, so they are split: {', '.join(names)}{more}. Number rows by falling"
+        " frequency, for example with encoding='vocabulary'."
+        f"{' Hashed rows have no order and stay split.' if is_hashed else ''}"
     )
+
+
+def _missed(candidate: _Candidate) -> int:
+    """Returns the number of hot rows that are not at the front of a table."""
+    if candidate.reason:
+        return 0
+    hot = candidate.reads.rows[candidate.chances >= REPLICATE_FROM]
+    return int(np.count_nonzero(hot >= len(candidate.hot)))
 
 
 def capacity(unique: float, shards: int, slack: float, most: int, unit: int) -> int:
