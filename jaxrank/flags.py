@@ -482,7 +482,7 @@ def _compile(sub: argparse.ArgumentParser) -> None:
         default="",
         choices=GROWTH,
         help="also estimate how the time of a step scales: with the same batch (strong), or with a"
-        " batch that grows with the slice (weak)",
+        " batch that grows with the devices (weak); GPUs by the extra tpu, from a program for v6e",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")
     _add_data_of_run(sub)

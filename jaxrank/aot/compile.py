@@ -75,7 +75,6 @@ def compile_slices(
     *,
     workdir: str,
     scaling: str = "",
-    estimates_gpus: bool = False,
     report: Report,
 ) -> Iterator[Compiled]:
     """Compiles training and evaluation for each of several slices.
@@ -84,17 +83,17 @@ def compile_slices(
         names: slices, such as "v3-32", and GPUs, such as "h200-8".
         workdir: of a run whose prepared data is read. May be empty, see `plan.open_data`.
         scaling: one of `validate.GROWTH` to estimate the time of a step, or empty. With weak
-            scaling, `config.batch_size` applies to the slice with the fewest devices.
-        estimates_gpus: with `scaling`, GPUs are compiled as their `scaling.stand_in`.
+            scaling, `config.batch_size` applies to the slice with the fewest devices. GPUs are
+            then compiled as their `scaling.substitute`.
         report: gets lines to print.
 
     Raises:
         InputError: a name or a field of the config is invalid, there is no data or no compiler, or
-            `scaling` is used with GPUs or several generations.
+            `scaling` is used with several generations.
     """
     slices = [topology(name) for name in names]
     if scaling:
-        _check_scaling(slices, config.mesh.devices, estimates_gpus=estimates_gpus)
+        _check_scaling(slices, config.mesh.devices)
     configs.check(config)
     machines = [
         _absent_machine(config, machine, substitute(machine) if scaling else machine)
@@ -106,6 +105,12 @@ def compile_slices(
     config = plan.choose_unset(config, workdir, data, report)
     rows = int(data.reads.part_rows.sum())
     smallest = min((machine.topology for machine in machines), key=lambda t: t.devices)
+    if scaling and slices[0].is_gpu:
+        report(
+            "GPUs are estimated from the program of the TPU compiler for as many devices of v6e,"
+            " with NVIDIA's rates. Memory, bytes sent and operations belong to that program, too:"
+            " without --scaling the GPU compiler reports them"
+        )
     cases = []  # all of them are checked before the first is compiled
     for machine in machines:
         case = config.copy_and_resolve_references()
@@ -132,13 +137,11 @@ class _AbsentMachine(NamedTuple):
     hosts: int
 
 
-def _check_scaling(slices: list[Topology], devices: int, *, estimates_gpus: bool) -> None:
+def _check_scaling(slices: list[Topology], devices: int) -> None:
     """Raises InputError if the times of steps on these slices cannot be estimated together."""
     names = ", ".join(machine.name for machine in slices)
     if len({machine.generation for machine in slices}) > 1:
         raise InputError(f"--scaling: must compare slices of one generation: found {names}.")
-    if slices[0].is_gpu and not estimates_gpus:
-        raise InputError(f"--scaling: must name TPU slices: found {names}.")
     if devices:
         raise InputError(
             f"--scaling: must use whole slices: found mesh.devices={devices}. Set it to 0."
@@ -168,7 +171,7 @@ def _compiled_case(
         )
     report(f"Compiling for {target.name}, batch {case.batch_size:,}")
     placed = planner.cost(
-        Machine(target.name, target.devices, case.mesh.replicas, target.hbm_bytes)
+        Machine(target.name, target.devices, case.mesh.replicas, target.usable_bytes)
     )
     num_steps = make_run_schedule(case, rows).num_steps
     step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)

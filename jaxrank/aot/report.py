@@ -27,9 +27,14 @@ _COLUMNS = (
 
 
 def describe(compiled: list[Compiled]) -> str:
-    """Formats the results for one device of each slice as aligned text."""
-    rows = [[name for name, _ in _COLUMNS]]
-    rows += [[cell(program) for _, cell in _COLUMNS] for program in compiled]
+    """Formats the results for one device of each slice as aligned text.
+
+    Columns that no slice has are left out, such as operations, which the GPU compiler does not
+    count.
+    """
+    columns = [column for column in _COLUMNS if any(column[1](program) for program in compiled)]
+    rows = [[name for name, _ in columns]]
+    rows += [[cell(program) for _, cell in columns] for program in compiled]
     lines = _aligned(rows)
     for program in compiled:
         sent = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in program.collectives.items())

@@ -179,8 +179,12 @@ def test_the_lack_of_the_compiler_is_reported(monkeypatch, capsys):
         compile_all(capsys, "h100-1")
 
 
-def test_scaling_is_of_tpus_only(capsys):
-    with pytest.raises(InputError, match="--scaling: must .*: found h100-8"):
+def test_scaling_of_gpus_compiles_for_tpus(capsys, monkeypatch):
+    def devices(topology):
+        raise InputError(f"compiles for {topology.name}")
+
+    monkeypatch.setattr("jaxrank.aot.devices.devices", devices)
+    with pytest.raises(InputError, match="compiles for v6e-8"):
         compile_all(capsys, "h100-8", "--scaling=weak")
 
 

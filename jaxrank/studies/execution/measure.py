@@ -74,7 +74,6 @@ def estimate(run: Any) -> Mapping[str, Any]:
         [run.settings["topology"]],
         workdir="",
         scaling="strong",
-        estimates_gpus=True,
         report=print,
     )
     took = compiled.step_time
