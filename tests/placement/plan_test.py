@@ -401,6 +401,16 @@ def test_a_program_may_use_of_a_gpu_what_jax_takes_there(monkeypatch):
     monkeypatch.setenv(name, "0.9")
     assert topology.topology("h200-1").usable_bytes == int(0.9 * 139 * 2**30)
     assert topology.topology("v5p-8").usable_bytes == 95 * 2**30
+    machines = []
+
+    def stop(config, machine, **_):
+        machines.append(machine)
+        raise InputError("stop")
+
+    monkeypatch.setattr(plans, "plan", stop)
+    with pytest.raises(InputError, match="stop"):
+        cli.run(["plan", f"--config={TINY}", "--topology=h200-16"])
+    assert machines == [Machine("h200-16", 1, 1, int(0.9 * 139 * 2**30))]
     for wrong in ("", "much", "0", "1.5", "nan"):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(InputError, match=f"{name}: must be a number above 0.*{wrong!r}"):
