@@ -75,7 +75,8 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     that redundant features do not count twice. Each variance is then shrunk towards the mean over
     features, by its error and by how much the variances differ beyond their errors. Without this,
     the largest of many chance effects would stand out where clicks are rare. Variances are means
-    over the binary tasks. That of numbers is at least the mean over features.
+    over the binary tasks. That of numbers is at least the mean over features. Features of a single
+    id, and tasks whose labels are all equal, do not count in a mean.
     See `_has_pairs` for the pairs.
 
     References:
@@ -92,20 +93,26 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
         variances, log_odds = _variances(features, labels[:, i])
         by_task.append(variances)
         has_pairs = has_pairs or _has_pairs(columns, labels[:, i], log_odds)
-    means = {name: _mean([variances[name] for variances in by_task]) for name in features}
-    numbers = _mean([_variance_of_numbers(dense, labels[:, i]) for i in binary])
+    means = {name: _mean(variances[name] for variances in by_task) for name in features}
+    mean = _mean(means.values())
+    numbers = _mean(_variance_of_numbers(dense, labels[:, i]) for i in binary)
     numbers = min(numbers, _MAX_VARIANCE_OF_NUMBERS)
-    least = max(
-        MIN_VARIANCE, _MIN_FRACTION * _mean(list(means.values())), _FRACTION_OF_NUMBERS * numbers
-    )
-    variances = {name: max(mean, least) for name, mean in means.items()}
-    numbers = max(numbers, _mean(list(variances.values())))
+    least = _largest(MIN_VARIANCE, _MIN_FRACTION * mean, _FRACTION_OF_NUMBERS * numbers)
+    variances = {name: _largest(mean, least) for name, mean in means.items()}
+    known = _mean(variances[name] for name in features if not math.isnan(means[name]))
     deviations = {name: v**0.5 for name, v in variances.items()}
-    return Prior(deviations, max(numbers, MIN_VARIANCE) ** 0.5, has_pairs)
+    return Prior(deviations, _largest(numbers, known, MIN_VARIANCE) ** 0.5, has_pairs)
 
 
-def _mean(numbers: list[float]) -> float:
-    return sum(numbers) / max(len(numbers), 1)
+def _mean(variances: Iterable[float]) -> float:
+    """Returns the mean of the known variances, NaN if there is none."""
+    known = [variance for variance in variances if not math.isnan(variance)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _largest(*variances: float) -> float:
+    """Returns the largest of the known variances."""
+    return float(np.fmax.reduce(variances))
 
 
 def _features(parts: list[Examples], schema: Schema) -> Mapping[str, _Feature]:
@@ -130,13 +137,15 @@ def _variances(
 ) -> tuple[dict[str, float], np.ndarray]:
     """Returns the variance of each feature's effects on a task, and the log-odds f64[n] by them.
 
+    A variance is NaN if the feature has a single id, or if all labels are equal.
+
     labels: f64[n], NaN if unknown.
     """
     known = ~np.isnan(labels)
     variances = dict.fromkeys(features, _Variance(0.0, math.inf))
     mean = labels[known].mean() if known.any() else 0.0
     if not 0 < mean < 1:
-        return dict.fromkeys(features, 0.0), np.zeros(len(labels))
+        return dict.fromkeys(features, math.nan), np.zeros(len(labels))
     labels = np.where(known, labels, 0)
     log_odds = np.full(len(labels), np.log(mean / (1 - mean)))
     for name, (example, index, factor) in features.items():
@@ -223,11 +232,14 @@ def _product_of_halves(
 
 
 def _variance_of_numbers(dense: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the variance of the effects of numbers f32[n, k], per deviation, on a task."""
+    """Returns the variance of the effects of numbers f32[n, k], per deviation, on a task.
+
+    NaN if there are no numbers, or if all labels are equal.
+    """
     known = ~np.isnan(labels)
     mean = labels[known].mean() if known.any() else 0.0
     if not 0 < mean < 1 or not dense.shape[1]:
-        return 0.0
+        return math.nan
     x = dense[known].astype(np.float64)
     x = (x - x.mean(axis=0))[:, x.std(axis=0) > 0]
     score = (x / x.std(axis=0)).T @ (labels[known] - mean)
@@ -265,7 +277,7 @@ def _effect_variance(score: np.ndarray, variance: np.ndarray) -> _Variance:
 def _shrunken(variances: list[_Variance]) -> list[float]:
     """Shrinks estimates towards their mean, as random effects whose variance is estimated.
 
-    Features of which nothing is known keep their values and do not change the others.
+    Features of which nothing is known are NaN and do not change the others.
 
     References:
         DerSimonian and Laird, Meta-analysis in clinical trials, 1986.
@@ -274,7 +286,7 @@ def _shrunken(variances: list[_Variance]) -> list[float]:
     weights = 1 / errors**2  # 0 for a feature of a single id
     known = weights > 0
     if known.sum() < 2:
-        return [float(value) for value in values]
+        return [float(value) for value in np.where(known, values, math.nan)]
     total = weights.sum()
     mean = (weights * values).sum() / total
     excess = (weights * (values - mean) ** 2).sum() - (known.sum() - 1)
@@ -283,5 +295,5 @@ def _shrunken(variances: list[_Variance]) -> list[float]:
     # With two or three features their spread is not known. It is at least as wide as their mean.
     between = max(max(excess, 0.0) / scale, values[known].mean() ** 2)
     share = between * weights / (1 + between * weights)
-    shrunken = np.where(known, share * values + (1 - share) * values[known].mean(), values)
+    shrunken = np.where(known, share * values + (1 - share) * values[known].mean(), math.nan)
     return [float(value) for value in shrunken]

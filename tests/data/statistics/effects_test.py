@@ -83,10 +83,12 @@ def test_lists_unknown_labels_and_missing_ids_are_counted_as_they_are(drawn):
 
 
 def test_labels_that_are_all_equal_give_the_least_deviation(drawn):
+    """A task of such labels does not change the deviations of the others."""
     ids, labels = drawn
+    dense = ids[:, :1].astype(np.float32)
     both = np.stack([labels, np.ones(ROWS)], axis=1)
-    result = deviations([block(ids, both)], schema("abc", tasks=("click", "buy")))
-    assert result["a"] == pytest.approx(0.5**0.5, rel=0.25)  # the mean variance over the tasks
+    result = effects.prior([block(ids, both, dense=dense)], schema("abc", tasks=("click", "buy")))
+    assert result == effects.prior([block(ids, labels[:, None], dense=dense)], schema("abc"))
     assert set(deviations([block(ids, both[:, 1:])], schema("abc")).values()) == {
         effects.MIN_VARIANCE**0.5
     }
@@ -151,11 +153,15 @@ def test_no_feature_stands_out_by_chance():
         assert max(result.values()) < 1.2 * min(result.values())
 
 
-def test_features_of_a_single_id_do_not_change_the_others(drawn, monkeypatch):
-    monkeypatch.setattr(effects, "_MIN_FRACTION", 0.0)
+@pytest.mark.parametrize("fraction", [0.0, 0.7])
+def test_features_of_a_single_id_do_not_change_the_others(drawn, monkeypatch, fraction):
+    """Neither by the mean that uncertain features are shrunk to, nor by the least deviation."""
+    monkeypatch.setattr(effects, "_MIN_FRACTION", fraction)
     ids, labels = drawn
-    few = deviations([block(ids[:300], labels[:300, None])], schema("abc"))
+    dense = np.zeros((300, 1), np.float32)
+    few = effects.prior([block(ids[:300], labels[:300, None], dense=dense)], schema("abc"))
     more = np.pad(ids[:300], ((0, 0), (0, 9)))
-    many = deviations([block(more, labels[:300, None])], schema("abcdefghijkl"))
-    assert {name: many[name] for name in "abc"} == pytest.approx(few)
-    assert few["a"] > effects.MIN_VARIANCE**0.5
+    many = effects.prior([block(more, labels[:300, None], dense=dense)], schema("abcdefghijkl"))
+    assert {name: many.ids[name] for name in "abc"} == pytest.approx(few.ids)
+    assert many.numbers == pytest.approx(few.numbers)
+    assert few.ids["a"] > effects.MIN_VARIANCE**0.5
