@@ -1,9 +1,9 @@
 """Values of the fields that a config leaves open, from the size of its data.
 
-A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples of binary
-tasks the model is a factorization machine with a prior estimated from the labels, trained close to
-its optimum. On more data it is the ranker, as it overfits rare ids on less. The choice depends on
-the data alone, not on devices, and is in the config that a run saves.
+A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples the model is a
+factorization machine with a prior estimated from the labels, trained close to its optimum. On more
+data it is the ranker, as it overfits rare ids on less. The choice depends on the data alone, not on
+devices, and is in the config that a run saves.
 """
 
 import functools
@@ -82,8 +82,9 @@ def measure_data(split: Split, schema: Schema, order: str) -> Data:
                 blocks = map(split.read_block, range(0, len(split.block_rows), stride))
                 estimated = effects.prior(blocks, schema)
         ids = {name: _rounded(deviation) for name, deviation in estimated.ids.items()}
-        numbers = _rounded(estimated.numbers)
-        return Prior(*processes.broadcast_value([ids, numbers, estimated.has_pairs]))
+        tasks = {name: _rounded(factor) for name, factor in estimated.tasks.items()}
+        values = [ids, _rounded(estimated.numbers), estimated.has_pairs, tasks]
+        return Prior(*processes.broadcast_value(values))
 
     statistics = (
         split.statistics if split.has_statistics else {"tasks": {}, "categorical": {}, "ragged": {}}
@@ -138,6 +139,7 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
         elif config.model.name == older.model.get("name") == FACTORIZATION_MACHINE:
             if not config.model.scales:
                 config.model.scales = older.model.scales
+                config.model.task_scales = older.model.get("task_scales", ())
             config.model.cross_scale = config.model.cross_scale or older.model.cross_scale
         is_same = config.model.name == older.model.get("name")
         for path, automatic in _OPEN.items():
@@ -158,17 +160,18 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
     """Sets the model and the dimension of its tables."""
     if has_open_model(config):
         is_small = data.rows <= MAX_SMALL and not data.in_order
-        is_binary = all(task.kind == "binary" for task in data.schema.tasks)
         embedding = config.embedding
-        suits = is_small and is_binary and not embedding.dims and not embedding.init_from
+        suits = is_small and not embedding.dims and not embedding.init_from
         config.model = default(FACTORIZATION_MACHINE if suits else RANKER).model
         reasons["model.name"] = (
             f"up to {MAX_SMALL:,} examples a network overfits rare ids"
             if suits
+            else "days are trained in order, whose later labels are not known at the start"
+            if data.in_order
             else f"more than {MAX_SMALL:,} examples"
             if not is_small
-            else "the factorization machine is for binary tasks and tables of one dimension without"
-            " pre-trained vectors"
+            else "the factorization machine is for tables of one dimension without pre-trained"
+            " vectors"
         )
     config.model.name = config.model.name or RANKER
     if config.model.name != FACTORIZATION_MACHINE:
@@ -182,6 +185,10 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
     if not config.model.scales and data.prior is not None:
         config.model.scales = ConfigDict(data.prior().ids)
         reasons["model.scales"] = "deviations of the effects of ids, estimated from the labels"
+        if data.prior().tasks and not config.model.task_scales:
+            task_scales = (data.prior().tasks.get(task.name, 1.0) for task in data.schema.tasks)
+            config.model.task_scales = tuple(task_scales)
+            reasons["model.task_scales"] = "factors of these deviations for the outputs of tasks"
     if not config.model.cross_scale:
         factors = config.embedding.dim - len(data.schema.tasks)
         has_pairs = data.prior is None or data.prior().has_pairs

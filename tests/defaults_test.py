@@ -113,13 +113,23 @@ def test_a_field_that_is_set_stays_as_it_is(field, value):
     assert c[name] == value
 
 
-@pytest.mark.parametrize(
-    "changes", [{"in_order": True}, {"schema": (Task("click"), Task("visits", "count"))}]
-)
-def test_what_a_factorization_machine_does_not_suit_has_the_ranker(changes):
-    if "schema" in changes:
-        changes = {"schema": dataclasses.replace(SCHEMA, tasks=changes["schema"])}
-    assert chosen(**changes).model.name == "ranker"
+def test_tasks_of_any_kind_train_as_long_as_binary_ones():
+    tasks = (Task("visits", "count"), Task("click"), Task("price", "real"))
+    prior = data().prior()._replace(tasks={"visits": 0.1, "price": 0.7})
+    c = chosen(schema=dataclasses.replace(SCHEMA, tasks=tasks), prior=lambda: prior)
+    assert to_plain(c.model.task_scales) == [0.1, 1.0, 0.7]
+    binary = chosen()
+    assert to_plain(binary.model.task_scales) == []
+    assert (c.num_epochs, c.optim.tables) == (binary.num_epochs, binary.optim.tables)
+    assert (c.model.name, c.embedding.dim) == (MACHINE, binary.embedding.dim + 1)
+    assert to_plain(defaults.inherit(default(MACHINE), c).model) == to_plain(c.model)
+
+
+def test_days_that_are_trained_in_order_have_the_ranker():
+    lines = []
+    c = defaults.choose(default(), data(in_order=True), lines.append)
+    assert c.model.name == "ranker"
+    assert "model.name = 'ranker': days are trained in order" in lines[0]
 
 
 def test_the_choice_is_reported_with_its_reason():

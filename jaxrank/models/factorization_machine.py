@@ -22,7 +22,8 @@ class FactorizationMachine(nn.Module):
 
         logit = bias + sum_i s_i w_i x_i + cross_scale * sum_{i<j} <s_i u_i x_i, s_j u_j x_j>
 
-    Each task has its own weights 1 + `mix` of the coordinates of the products. A sequence counts as
+    Each task has its own weights 1 + `mix` of the coordinates of the products, and a factor of all
+    that is added to its bias, because outputs of other kinds have other units. A sequence counts as
     the mean of its vectors. With `optim.tables.settings.l2` of "proximal_adagrad" at 1 / examples,
     rows have a standard normal prior, and s is the prior standard deviation of a feature's effects.
     Weights and factors of numbers have one by `optim.dense.weight_decay`, 1 / (variance *
@@ -43,20 +44,27 @@ class FactorizationMachine(nn.Module):
     cross_scale: float = field(
         0.0, at_least=0, help="factor of the products of pairs; 0: computed from the scales"
     )
+    task_scales: tuple[float, ...] = field(
+        (),
+        above=0,
+        help="factor of the effects on each task; empty: 1 for binary tasks, estimated from the"
+        " training labels for others beside them",
+    )
 
     @nn.compact
     def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
         """Returns raw logits f[B, tasks]."""
         numbers, vectors = inputs.all_dense, self._scaled(inputs)
         dtype = param_dtype(numbers)
+        in_units = self._in_units
         logits = self.param("bias", nn.initializers.zeros, (self.tasks,), dtype)[None]
         if numbers.shape[1]:
             shape = numbers.shape[1], self.tasks
             linear = self.param("linear", nn.initializers.zeros, shape, dtype)
-            logits = logits + product(numbers, linear, "highest")
+            logits = logits + in_units(product(numbers, linear, "highest"))
         if not vectors.shape[1]:
             return logits
-        logits = logits + vectors[..., : self.tasks].sum(axis=1)
+        logits = logits + in_units(vectors[..., : self.tasks].sum(axis=1))
         factors = vectors[..., self.tasks :]
         if not factors.shape[2]:
             return logits
@@ -69,11 +77,22 @@ class FactorizationMachine(nn.Module):
         shape = factors.shape[2], self.tasks
         mix = self.param("mix", nn.initializers.zeros, shape, dtype)
         pairs = (jnp.square(total) - squares) / 2
-        return logits + self.cross_scale * product(pairs, 1 + mix, "highest")
+        return logits + in_units(self.cross_scale * product(pairs, 1 + mix, "highest"))
 
     def input_axes(self, inputs: Inputs) -> Mapping[str, Reading]:
         """Returns how each array depends on the features; see `Model`."""
         return {name: {0: (DENSE,)} for name in ("linear", "factors")}
+
+    def _in_units(self, effects: jax.Array) -> jax.Array:
+        """Returns effects f[B, tasks] times the factor of each task."""
+        if not self.task_scales:
+            return effects
+        if len(self.task_scales) != self.tasks:
+            raise InputError(
+                f"model.task_scales: must be empty or have one number per task: found"
+                f" {self.task_scales!r}, {self.tasks} task(s)."
+            )
+        return effects * jnp.array(self.task_scales, effects.dtype)[None]
 
     def _scaled(self, inputs: Inputs) -> jax.Array:
         """Returns every vector times the scale of its feature, f[B, n, dim]."""

@@ -38,9 +38,10 @@ def random_params(model, params_input):
     return {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
 
 
-def test_logits_are_weights_and_products_of_all_pairs():
+@pytest.mark.parametrize("units", [(), (0.1, 3.0)])
+def test_logits_are_weights_and_products_of_all_pairs(units):
     arguments = inputs()
-    model = build(scales=SCALES, cross_scale=0.3)
+    model = build(scales=SCALES, cross_scale=0.3, task_scales=units)
     params = random_params(model, arguments)
     logits, _ = apply_model(model, params, {}, arguments, train=True)
     for row in range(ROWS):
@@ -54,8 +55,9 @@ def test_logits_are_weights_and_products_of_all_pairs():
         numbers = np.array([arguments.dense["x"][row], arguments.dense["y"][row]])
         factors += [x * u for x, u in zip(numbers, params["factors"], strict=True)]
         pairs = sum(a * b for a, b in itertools.combinations(factors, 2))
-        expected = params["bias"] + sum(part[:TASKS] for part in parts)
-        expected = expected + numbers @ params["linear"] + 0.3 * pairs @ (1 + params["mix"])
+        effects = sum(part[:TASKS] for part in parts)
+        effects = effects + numbers @ params["linear"] + 0.3 * pairs @ (1 + params["mix"])
+        expected = params["bias"] + np.array(units or 1) * effects
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -65,6 +67,11 @@ def test_a_table_of_as_many_numbers_as_tasks_is_a_linear_model():
     assert set(params) == {"bias"}
     logits, _ = build(scales={"a": 3.0}).apply(params, {}, arguments, train=False)
     np.testing.assert_array_equal(logits, np.full((ROWS, TASKS), 3.0))
+
+
+def test_a_factor_for_some_tasks_alone_is_rejected():
+    with pytest.raises(InputError, match=r"task_scales: .* found \(0.5,\), 2 task"):
+        build(task_scales=(0.5,)).init(jax.random.key(0), inputs())
 
 
 @pytest.mark.parametrize(("dims", "shown"), [((DIM, 3), r"\[3, 5\]"), ((1, 1), r"\[1, 5\]")])

@@ -8,7 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.data.examples import Examples, entries
-from jaxrank.features import Schema
+from jaxrank.data.statistics.residuals import (
+    Labels,
+    Residuals,
+    constant_outputs,
+    prepare_labels,
+    residuals,
+)
+from jaxrank.features import Schema, Task
 
 # Variance for features whose ids differ by no more than chance. Of correlated features, such as the
 # site and the app of an ad, the first one explains everything, but the others need some variance
@@ -21,9 +28,8 @@ _MAX_VARIANCE_OF_NUMBERS = 0.2
 # Where numbers matter, ids may matter by their products with them alone.
 _FRACTION_OF_NUMBERS = 0.2
 _TYPICAL_VARIANCE = 0.1  # of effects, for the weights of ids in estimates
-_MAX_VARIANCE = 4.0  # of the log-odds
+_MAX_VARIANCE = 4.0  # of effects on an output
 _STANDARD_ERRORS = 2.0  # required distance of a variance from chance
-_MAX_LOG_ODDS = 15.0
 # Pairs of features: the sample, and the required distance from chance in standard errors. The
 # largest distance of many pairs is above 3 by chance now and then.
 _MAX_EXAMPLES = 100_000
@@ -50,22 +56,31 @@ class _Variance(NamedTuple):
     error: float
 
 
+class _Estimate(NamedTuple):
+    """Variances of effects on a task, or on tasks of one unit. ids: {feature: variance}."""
+
+    ids: dict[str, float]
+    numbers: float
+
+
 class Prior(NamedTuple):
-    """Standard deviations of effects on the log-odds.
+    """Standard deviations of effects on the outputs of tasks, whose units `tasks` has.
 
     ids: {feature of ids or lists: deviation of the effects of its ids}.
     numbers: deviation of the effects of standardised numbers.
     has_pairs: True if pairs of features have effects beyond those of the features alone, or if
         there is no pair of which that can be tested.
+    tasks: {task: factor of these deviations}, 1 without an entry.
     """
 
     ids: dict[str, float]
     numbers: float
     has_pairs: bool = True
+    tasks: Mapping[str, float] = {}
 
 
 def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
-    """Estimates the standard deviation of the effects of the ids of each feature on the log-odds.
+    """Estimates the standard deviation of the effects of the ids of each feature on the outputs.
 
     Features are processed one by one, those with few ids first. The scores S_j = sum x (y - p) of
     the ids are compared with their variances V_j = sum x^2 p (1 - p). The expectation of S_j^2 is
@@ -76,8 +91,13 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     features, by its error and by how much the variances differ beyond their errors. Without this,
     the largest of many chance effects would stand out where clicks are rare. Variances are means
     over the binary tasks. That of numbers is at least the mean over features. Features of a single
-    id, and tasks whose labels are all equal, do not count in a mean.
-    See `_has_pairs` for the pairs.
+    id, and tasks whose labels are all equal, do not count in a mean. See `_has_pairs` for the
+    pairs.
+
+    Tasks of other kinds have y - p and p (1 - p) of their own; see `residuals`. Their variances are
+    relative to the dispersion, because the losses of labels with more noise need a stronger prior.
+    So each such task has a unit of its own, which `Prior.tasks` returns relative to that of the
+    binary tasks, or of the first task.
 
     References:
         DerSimonian and Laird, Meta-analysis in clinical trials, 1986.
@@ -85,23 +105,60 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     parts = list(blocks)
     labels = np.concatenate([block.labels for block in parts]).astype(np.float64)
     features = _features(parts, schema)
-    binary = [i for i, task in enumerate(schema.tasks) if task.kind == "binary"]
     dense = np.concatenate([block.dense for block in parts])
     columns = _columns(features, dense)
-    by_task, has_pairs = [], not columns
-    for i in binary:
-        variances, log_odds = _variances(features, labels[:, i])
-        by_task.append(variances)
-        has_pairs = has_pairs or _has_pairs(columns, labels[:, i], log_odds)
-    means = {name: _mean(variances[name] for variances in by_task) for name in features}
+    has_pairs = not columns
+    by_unit: dict[str, list[_Estimate]] = {}
+    for i, task in enumerate(schema.tasks):
+        known = prepare_labels(labels[:, i], task.kind)
+        if known is None:
+            continue
+        variances, outputs = _variances(features, known)
+        has_pairs = has_pairs or _has_pairs(columns, known, outputs)
+        estimate = _Estimate(variances, _variance_of_numbers(dense, known))
+        by_unit.setdefault(_unit(task), []).append(estimate)
+    units = sorted(by_unit, key=bool)
+    ids, numbers, factors = _in_one_unit(
+        [_mean_estimate(by_unit[unit], features) for unit in units]
+        or [_mean_estimate([], features)]
+    )
+    factor = dict(zip(units, factors, strict=False))
+    return Prior(
+        {name: variance**0.5 for name, variance in ids.items()},
+        numbers**0.5,
+        has_pairs,
+        {t.name: factor[_unit(t)] for t in schema.tasks if factor.get(_unit(t), 1.0) != 1},
+    )
+
+
+def _unit(task: Task) -> str:
+    """Returns the name of the unit of a task's effects. Binary tasks share one, log-odds."""
+    return "" if task.kind == "binary" else task.name
+
+
+def _mean_estimate(estimates: list[_Estimate], features: Iterable[str]) -> _Estimate:
+    """Returns the mean over tasks of one unit, with the least variances."""
+    means = {name: _mean(estimate.ids[name] for estimate in estimates) for name in features}
     mean = _mean(means.values())
-    numbers = _mean(_variance_of_numbers(dense, labels[:, i]) for i in binary)
+    numbers = _mean(estimate.numbers for estimate in estimates)
     numbers = min(numbers, _MAX_VARIANCE_OF_NUMBERS)
     least = _largest(MIN_VARIANCE, _MIN_FRACTION * mean, _FRACTION_OF_NUMBERS * numbers)
     variances = {name: _largest(mean, least) for name, mean in means.items()}
     known = _mean(variances[name] for name in features if not math.isnan(means[name]))
-    deviations = {name: v**0.5 for name, v in variances.items()}
-    return Prior(deviations, _largest(numbers, known, MIN_VARIANCE) ** 0.5, has_pairs)
+    return _Estimate(variances, _largest(numbers, known, MIN_VARIANCE))
+
+
+def _in_one_unit(estimates: list[_Estimate]) -> tuple[dict[str, float], float, list[float]]:
+    """Returns the mean variances of ids and numbers in the first unit, and each unit's factor.
+
+    The factors are those of deviations.
+    """
+    totals = [_mean([*estimate.ids.values(), estimate.numbers]) for estimate in estimates]
+    ratios = [total / totals[0] for total in totals]
+    pairs = list(zip(estimates, ratios, strict=True))
+    ids = {name: _mean(e.ids[name] / ratio for e, ratio in pairs) for name in estimates[0].ids}
+    numbers = _mean(e.numbers / ratio for e, ratio in pairs)
+    return ids, numbers, [ratio**0.5 for ratio in ratios]
 
 
 def _mean(variances: Iterable[float]) -> float:
@@ -133,31 +190,25 @@ def _features(parts: list[Examples], schema: Schema) -> Mapping[str, _Feature]:
 
 
 def _variances(
-    features: Mapping[str, _Feature], labels: np.ndarray
+    features: Mapping[str, _Feature], labels: Labels
 ) -> tuple[dict[str, float], np.ndarray]:
-    """Returns the variance of each feature's effects on a task, and the log-odds f64[n] by them.
+    """Returns the variance of each feature's effects on a task, and the outputs f64[n] by them.
 
-    A variance is NaN if the feature has a single id, or if all labels are equal.
-
-    labels: f64[n], NaN if unknown.
+    A variance is relative to the dispersion, and NaN if the feature has a single id.
     """
-    known = ~np.isnan(labels)
+    outputs = constant_outputs(labels)
     variances = dict.fromkeys(features, _Variance(0.0, math.inf))
-    mean = labels[known].mean() if known.any() else 0.0
-    if not 0 < mean < 1:
-        return dict.fromkeys(features, math.nan), np.zeros(len(labels))
-    labels = np.where(known, labels, 0)
-    log_odds = np.full(len(labels), np.log(mean / (1 - mean)))
     for name, (example, index, factor) in features.items():
-        p = _probabilities(log_odds, labels, known)
-        score = np.bincount(index, factor * (labels - p)[example])
-        variance = np.bincount(index, factor**2 * (p * (1 - p))[example])
-        variances[name] = _effect_variance(score, variance)
+        now = residuals(outputs, labels)
+        score = np.bincount(index, factor * now.score[example])
+        variance = np.bincount(index, factor**2 * now.variance[example])
+        variances[name] = _effect_variance(score, variance, now.tail)
         if variances[name].value:
             effects = score / (variance + 1 / variances[name].value)
-            log_odds += np.bincount(example, factor * effects[index], len(labels))
-    shrunken = _shrunken(list(variances.values()))
-    return dict(zip(features, shrunken, strict=True)), log_odds
+            outputs += np.bincount(example, factor * effects[index], len(outputs))
+    dispersion = residuals(outputs, labels).dispersion
+    shrunken = [min(v / dispersion, _MAX_VARIANCE) for v in _shrunken(list(variances.values()))]
+    return dict(zip(features, shrunken, strict=True)), outputs
 
 
 def _columns(features: Mapping[str, _Feature], dense: np.ndarray) -> list[np.ndarray]:
@@ -174,7 +225,7 @@ def _columns(features: Mapping[str, _Feature], dense: np.ndarray) -> list[np.nda
     return [column for last, column in sorted(sized, key=lambda pair: pair[0]) if last > 0]
 
 
-def _has_pairs(columns: list[np.ndarray], labels: np.ndarray, log_odds: np.ndarray) -> bool:
+def _has_pairs(columns: list[np.ndarray], labels: Labels, outputs: np.ndarray) -> bool:
     """Returns True if pairs of columns affect a task beyond the columns themselves.
 
     The examples are divided into halves. In each half, the residuals y - p lose their means by
@@ -182,28 +233,23 @@ def _has_pairs(columns: list[np.ndarray], labels: np.ndarray, log_odds: np.ndarr
     V_c and V'_c. By chance sum S_c S'_c is 0 with variance sum V_c V'_c.
 
     Args:
-        labels: f64[n], NaN if unknown.
-        log_odds: f64[n], by the effects of ids.
+        outputs: f64[n], by the effects of ids.
     """
-    stride = -(-len(labels) // _MAX_EXAMPLES)
-    columns, labels, log_odds = [c[::stride] for c in columns], labels[::stride], log_odds[::stride]
-    known = ~np.isnan(labels)
-    labels = np.where(known, labels, 0)
-    if len(columns) < 2 or not 0 < labels.sum() < known.sum():
+    stride = -(-len(outputs) // _MAX_EXAMPLES)
+    columns, outputs = [column[::stride] for column in columns], outputs[::stride].copy()
+    labels = Labels(labels.kind, labels.values[::stride], labels.known[::stride])
+    if len(columns) < 2 or not labels.varies():
         return False
-    log_odds = log_odds.copy()
-    for column in columns:  # numbers are not among the log-odds yet
-        p = _probabilities(log_odds, labels, known)
-        score, information = (np.bincount(column, x) for x in (labels - p, p * (1 - p)))
-        if variance := _effect_variance(score, information).value:
-            log_odds += (score / (information + 1 / variance))[column]
-    p = _probabilities(log_odds, labels, known)
-    is_first = (np.arange(len(labels)) * 2_654_435_761 >> 7) % 2 == 0
+    for column in columns:  # numbers are not among the outputs yet
+        now = residuals(outputs, labels)
+        score, information = (np.bincount(column, x) for x in (now.score, now.variance))
+        if variance := _effect_variance(score, information, now.tail).value:
+            outputs += (score / (information + 1 / variance))[column]
+    now = residuals(outputs, labels)
+    is_first = (np.arange(len(outputs)) * 2_654_435_761 >> 7) % 2 == 0
     pairs = list(itertools.combinations(columns, 2))
     pairs = pairs[:: -(-len(pairs) // _MAX_PAIRS)]
-    products = np.array(
-        [_product_of_halves(pair, labels - p, p * (1 - p), is_first) for pair in pairs]
-    )
+    products = np.array([_product_of_halves(pair, now, is_first) for pair in pairs])
     agreement, variance = products[products[:, 1] > 0].T
     if not len(variance):
         return False
@@ -212,17 +258,14 @@ def _has_pairs(columns: list[np.ndarray], labels: np.ndarray, log_odds: np.ndarr
 
 
 def _product_of_halves(
-    pair: tuple[np.ndarray, np.ndarray],
-    residual: np.ndarray,
-    variance: np.ndarray,
-    is_first: np.ndarray,
+    pair: tuple[np.ndarray, np.ndarray], residual: Residuals, is_first: np.ndarray
 ) -> tuple[float, float]:
     """Returns sum S_c S'_c and sum V_c V'_c over the values c of a pair; see `_has_pairs`."""
     first, second = pair
     cell = np.unique(first * (second.max() + 1) + second, return_inverse=True)[1]
     scores, variances = [], []
     for half in (is_first, ~is_first):
-        score, v = residual[half], variance[half]
+        score, v = residual.score[half], residual.variance[half]
         for column in 2 * (first[half], second[half]):
             means = np.bincount(column, score) / np.maximum(np.bincount(column, v), 1e-12)
             score = score - v * means[column]
@@ -231,35 +274,28 @@ def _product_of_halves(
     return float(np.prod(scores, axis=0).sum()), float(np.prod(variances, axis=0).sum())
 
 
-def _variance_of_numbers(dense: np.ndarray, labels: np.ndarray) -> float:
+def _variance_of_numbers(dense: np.ndarray, labels: Labels) -> float:
     """Returns the variance of the effects of numbers f32[n, k], per deviation, on a task.
 
-    NaN if there are no numbers, or if all labels are equal.
+    It is relative to the dispersion, and NaN if there are no numbers.
     """
-    known = ~np.isnan(labels)
-    mean = labels[known].mean() if known.any() else 0.0
-    if not 0 < mean < 1 or not dense.shape[1]:
+    if not dense.shape[1]:
         return math.nan
-    x = dense[known].astype(np.float64)
+    x = dense[labels.known].astype(np.float64)
     x = (x - x.mean(axis=0))[:, x.std(axis=0) > 0]
-    score = (x / x.std(axis=0)).T @ (labels[known] - mean)
-    information, k = len(x) * mean * (1 - mean), x.shape[1]
+    constant = residuals(constant_outputs(labels), labels)
+    score = (x / x.std(axis=0)).T @ constant.score[labels.known]
+    information, k = constant.variance.sum(), x.shape[1]
     above = (score**2).sum() / information - k - _STANDARD_ERRORS * (2 * k) ** 0.5
-    return float(max(above, 0) / (max(k, 1) * information))
+    return float(max(above, 0) / (max(k, 1) * information * constant.dispersion))
 
 
-def _probabilities(log_odds: np.ndarray, labels: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns f64[n], 0 where the label is unknown. The intercept is refitted to the mean of
-    labels.
+def _effect_variance(score: np.ndarray, variance: np.ndarray, tail: float) -> _Variance:
+    """Estimates the variance of the effects of ids from scores and their variances, f64[ids].
+
+    Args:
+        tail: see `Residuals`.
     """
-    p = 1 / (1 + np.exp(-np.clip(log_odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS)))
-    log_odds += np.log(labels.sum() / p[known].sum())
-    p = 1 / (1 + np.exp(-np.clip(log_odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS)))
-    return np.where(known, p, 0)
-
-
-def _effect_variance(score: np.ndarray, variance: np.ndarray) -> _Variance:
-    """Estimates the variance of the effects of ids from scores and their variances, f64[ids]."""
     s, v = score[variance > 0], variance[variance > 0]
     if len(v) < 2:
         return _Variance(0.0, math.inf)
@@ -267,7 +303,7 @@ def _effect_variance(score: np.ndarray, variance: np.ndarray) -> _Variance:
     # of the scores, in proportion to the variances.
     weight, share = 1 / (1 + _TYPICAL_VARIANCE * v) ** 2, v / v.sum()
     chance = (weight * v * (1 - share)).sum()
-    error = np.sqrt((weight**2 * (2 * v**2 + v)).sum())
+    error = np.sqrt((weight**2 * (2 * v**2 + tail * v)).sum())
     per_variance = (weight * v**2 * (1 - 2 * share + (share**2).sum())).sum()
     above = (weight * s**2).sum() - chance - _STANDARD_ERRORS * error
     value = float(min(max(above, 0) / per_variance, _MAX_VARIANCE))

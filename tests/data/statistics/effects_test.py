@@ -3,6 +3,7 @@ import pytest
 
 from jaxrank.data.examples import Examples
 from jaxrank.data.statistics import effects
+from jaxrank.data.statistics.residuals import constant_outputs, prepare_labels, residuals
 from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
 
 ROWS = 40_000
@@ -26,7 +27,7 @@ def block(ids, labels, lists=None, dense=None):
 
 def schema(names, lists=(), tasks=("click",)):
     return Schema(
-        tasks=tuple(map(Task, tasks)),
+        tasks=tuple(task if isinstance(task, Task) else Task(task) for task in tasks),
         dense=(),
         categorical=tuple(Categorical(name, name) for name in names),
         ragged=tuple(Ragged(name, name, combiner="sum") for name in lists),
@@ -55,6 +56,65 @@ def test_deviations_are_those_of_the_planted_effects(drawn, monkeypatch):
     assert result["c"] == effects.MIN_VARIANCE**0.5
     mean = (result["a"] ** 2 + result["b"] ** 2) / 3
     assert with_least["c"] == pytest.approx((0.7 * mean) ** 0.5, rel=1e-3)
+
+
+def labels_of(kind, output, rng):
+    """Returns labels, and the dispersion in the units of the output."""
+    if kind == "count":
+        return rng.poisson(np.exp(output)), 1.0
+    if kind == "many":  # variance 5 + 25 / 2 of a mean of 5
+        mean = 5 * np.exp(output)
+        return rng.poisson(mean * rng.gamma(2, 0.5, ROWS)), 1 + (mean**2).mean() / mean.mean() / 2
+    if kind == "binary":
+        return rng.random(ROWS) < 1 / (1 + np.exp(-output)), 1.0
+    # Real labels are divided by their deviation, and so are the effects.
+    return 7 + 30 * (output + rng.normal(0, 1.5, ROWS)), 1.5**2
+
+
+@pytest.mark.parametrize("kind", ["count", "many", "real"])
+def test_deviations_for_other_kinds_are_relative_to_the_dispersion(kind, monkeypatch):
+    monkeypatch.setattr(effects, "_MIN_FRACTION", 0.0)
+    rng = np.random.default_rng(0)
+    ids = np.stack([rng.integers(0, n, ROWS) for n in (60, 200, 1000)], axis=1)
+    output = rng.normal(0, 0.6, 60)[ids[:, 0]] + rng.normal(0, 0.3, 200)[ids[:, 1]]
+    labels, dispersion = labels_of(kind, output, rng)
+    clicks, _ = labels_of("binary", output, rng)
+    task = Task("other", "real" if kind == "real" else "count")
+    alone = effects.prior([block(ids, labels[:, None])], schema("abc", tasks=[task]))
+    assert alone.ids["a"] == pytest.approx(0.6 / dispersion**0.5, rel=0.25)
+    assert alone.ids["b"] == pytest.approx(0.3 / dispersion**0.5, rel=0.25)
+    assert (alone.ids["c"], alone.tasks) == (effects.MIN_VARIANCE**0.5, {})
+    both = np.stack([labels, clicks], axis=1)
+    result = effects.prior([block(ids, both)], schema("abc", tasks=[task, "click"]))
+    assert result.ids["a"] == pytest.approx(0.6, rel=0.25)
+    assert result.tasks == {"other": pytest.approx(dispersion**-0.5, rel=0.25)}
+
+
+def test_labels_with_outliers_have_no_effects_by_chance():
+    """A few huge labels are far from chance for a normal distribution, but no evidence."""
+    rng = np.random.default_rng(0)
+    ids = np.stack([rng.integers(0, n, ROWS) for n in (10, 2000)], axis=1)
+    for _ in range(5):
+        labels = np.exp(rng.normal(0, 3, ROWS))
+        result = deviations([block(ids, labels[:, None])], schema("ab", tasks=[Task("x", "real")]))
+        assert set(result.values()) == {effects.MIN_VARIANCE**0.5}
+
+
+@pytest.mark.parametrize(("kind", "shift"), [("binary", 0), ("count", 0.7), ("real", 0.7)])
+def test_residuals_by_a_constant_vary_as_by_chance(kind, shift):
+    """Unknown labels have none. The intercept is refitted, exactly for counts and real labels."""
+    rng = np.random.default_rng(0)
+    labels, _ = labels_of(kind, np.full(ROWS, -1.0), rng)
+    labels = labels.astype(np.float64)
+    labels[:100] = np.nan
+    prepared = prepare_labels(labels, kind)
+    outputs = constant_outputs(prepared) + shift
+    result = residuals(outputs, prepared)
+    assert abs(result.score.sum()) < 1e-6 * result.variance.sum()
+    assert not result.score[:100].any()
+    assert not result.variance[:100].any()
+    assert (result.score**2).sum() == pytest.approx(result.variance.sum(), rel=1e-6)
+    assert result.dispersion == pytest.approx(1, rel=0.05)
 
 
 def test_a_feature_that_says_what_another_says_has_the_least(drawn):
