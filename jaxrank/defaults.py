@@ -139,7 +139,8 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
         elif config.model.name == older.model.get("name") == FACTORIZATION_MACHINE:
             if not config.model.scales:
                 config.model.scales = older.model.scales
-                config.model.task_scales = older.model.get("task_scales", ())
+                scales = config.model.task_scales or older.model.get("task_scales", ())
+                config.model.task_scales = scales
             config.model.cross_scale = config.model.cross_scale or older.model.cross_scale
         is_same = config.model.name == older.model.get("name")
         for path, automatic in _OPEN.items():
