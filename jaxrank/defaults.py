@@ -82,8 +82,11 @@ def measure_data(split: Split, schema: Schema, order: str) -> Data:
                 blocks = map(split.read_block, range(0, len(split.block_rows), stride))
                 estimated = effects.prior(blocks, schema)
         ids = {name: _rounded(deviation) for name, deviation in estimated.ids.items()}
-        tasks = {name: _rounded(factor) for name, factor in estimated.tasks.items()}
-        values = [ids, _rounded(estimated.numbers), estimated.has_pairs, tasks]
+        tasks, dispersions = (
+            {name: _rounded(factor) for name, factor in by_task.items()}
+            for by_task in (estimated.tasks, estimated.dispersions)
+        )
+        values = [ids, _rounded(estimated.numbers), estimated.has_pairs, tasks, dispersions]
         return Prior(*processes.broadcast_value(values))
 
     statistics = (
@@ -139,10 +142,10 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
         elif config.model.name == older.model.get("name") == FACTORIZATION_MACHINE:
             if not config.model.scales:
                 config.model.scales = older.model.scales
-                scales = config.model.task_scales or older.model.get("task_scales", ())
-                config.model.task_scales = scales
             config.model.cross_scale = config.model.cross_scale or older.model.cross_scale
         is_same = config.model.name == older.model.get("name")
+        if is_same and config.model.name == FACTORIZATION_MACHINE:
+            _inherit_tasks(config, older)
         for path, automatic in _OPEN.items():
             # The prior of one model does not suit another.
             suits = is_same or path != "optim.dense.weight_decay"
@@ -155,6 +158,16 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
         if not config.num_steps and not config.num_epochs:
             config.num_steps, config.num_epochs = older.num_steps, older.num_epochs
     return config
+
+
+def _inherit_tasks(config: ConfigDict, older: ConfigDict) -> None:
+    """Sets open weights and factors of tasks to those of an older run, if it has these tasks."""
+    scales = older.model.get("task_scales", ())
+    if to_plain(config.features.tasks) == to_plain(older.features.tasks):
+        config.task_weights = config.task_weights or older.task_weights
+        config.model.task_scales = config.model.task_scales or scales
+    elif tuple(config.model.task_scales) == tuple(scales):
+        config.model.task_scales = ()
 
 
 def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:
@@ -186,10 +199,8 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
     if not config.model.scales and data.prior is not None:
         config.model.scales = ConfigDict(data.prior().ids)
         reasons["model.scales"] = "deviations of the effects of ids, estimated from the labels"
-        if data.prior().tasks and not config.model.task_scales:
-            task_scales = (data.prior().tasks.get(task.name, 1.0) for task in data.schema.tasks)
-            config.model.task_scales = tuple(task_scales)
-            reasons["model.task_scales"] = "factors of these deviations for the outputs of tasks"
+    if data.prior is not None and any(task.kind != "binary" for task in data.schema.tasks):
+        _choose_task_scales(config, data.prior(), data.schema, reasons)
     if not config.model.cross_scale:
         factors = config.embedding.dim - len(data.schema.tasks)
         has_pairs = data.prior is None or data.prior().has_pairs
@@ -198,6 +209,29 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
         reasons["model.cross_scale"] = f"pairs vary {share} times as much as single features" + (
             "" if has_pairs else ", because no pair of features has an effect beyond chance"
         )
+
+
+def _choose_task_scales(
+    config: ConfigDict, prior: Prior, schema: Schema, reasons: dict[str, str]
+) -> None:
+    """Sets the weights of tasks with more noise than their losses expect, and factors of effects.
+
+    A loss over its dispersion is a log likelihood. With another weight, the prior compensates.
+    """
+    dispersions = [prior.dispersions.get(task.name, 1.0) for task in schema.tasks]
+    if not config.task_weights and config.task_weighting == "fixed" and max(dispersions) > 1:
+        config.task_weights = tuple(_rounded(1 / max(noise, 1.0)) for noise in dispersions)
+        reasons["task_weights"] = "1 / dispersion of counts, which vary more than by chance"
+    weights = tuple(config.task_weights) or (1.0,) * len(dispersions)
+    if config.model.task_scales or len(weights) != len(dispersions):
+        return
+    scales = []
+    for task, noise, weight in zip(schema.tasks, dispersions, weights, strict=True):
+        likelihood = noise * weight if task.name in prior.dispersions and weight else 1.0
+        scales.append(_rounded(prior.tasks.get(task.name, 1.0) / math.sqrt(likelihood)))
+    if set(scales) != {1.0}:
+        config.model.task_scales = tuple(scales)
+        reasons["model.task_scales"] = "factors of these deviations for the outputs of tasks"
 
 
 def _cross_scale(scales: Mapping[str, float], schema: Schema, factors: int, share: float) -> float:

@@ -115,14 +115,35 @@ def test_a_field_that_is_set_stays_as_it_is(field, value):
 
 def test_tasks_of_any_kind_train_as_long_as_binary_ones():
     tasks = (Task("visits", "count"), Task("click"), Task("price", "real"))
-    prior = data().prior()._replace(tasks={"visits": 0.1, "price": 0.7})
-    c = chosen(schema=dataclasses.replace(SCHEMA, tasks=tasks), prior=lambda: prior)
-    assert to_plain(c.model.task_scales) == [0.1, 1.0, 0.7]
-    binary = chosen()
-    assert to_plain(binary.model.task_scales) == []
+    prior = (
+        data()
+        .prior()
+        ._replace(tasks={"visits": 0.1, "price": 0.7}, dispersions={"visits": 4.0, "price": 0.25})
+    )
+    changes = {"schema": dataclasses.replace(SCHEMA, tasks=tasks), "prior": lambda: prior}
+    c, binary = chosen(**changes), chosen()
+    assert to_plain(c.task_weights) == [0.25, 1.0, 1.0]
+    assert to_plain(c.model.task_scales) == [0.1, 1.0, 1.4]
+    assert to_plain(binary.task_weights) == to_plain(binary.model.task_scales) == []
     assert (c.num_epochs, c.optim.tables) == (binary.num_epochs, binary.optim.tables)
     assert (c.model.name, c.embedding.dim) == (MACHINE, binary.embedding.dim + 1)
-    assert to_plain(defaults.inherit(default(MACHINE), c).model) == to_plain(c.model)
+    inherited = defaults.inherit(default(MACHINE), c)
+    assert to_plain(inherited.model) == to_plain(c.model)
+    assert to_plain(inherited.task_weights) == to_plain(c.task_weights)
+    # Weights that are set stay. A larger weight needs a stronger prior.
+    weighted = default()
+    weighted.task_weights = (1.0, 1.0, 4.0)
+    weighted = chosen(weighted, **changes)
+    assert to_plain(weighted.task_weights) == [1.0, 1.0, 4.0]
+    assert to_plain(weighted.model.task_scales) == [0.05, 1.0, 0.7]
+
+
+def test_factors_of_other_tasks_are_not_inherited():
+    older, config = default(MACHINE), default()
+    older.model.task_scales, older.task_weights = (0.5, 1.0), (0.1, 1.0)
+    config.features.tasks = [dict(name="click", label="click")]
+    inherited = defaults.inherit(config, older)
+    assert to_plain(inherited.model.task_scales) == to_plain(inherited.task_weights) == []
 
 
 def test_days_that_are_trained_in_order_have_the_ranker():

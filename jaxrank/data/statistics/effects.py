@@ -71,12 +71,14 @@ class Prior(NamedTuple):
     has_pairs: True if pairs of features have effects beyond those of the features alone, or if
         there is no pair of which that can be tested.
     tasks: {task: factor of these deviations}, 1 without an entry.
+    dispersions: {task: noise of its labels}; see `Residuals`. 1 without an entry.
     """
 
     ids: dict[str, float]
     numbers: float
     has_pairs: bool = True
     tasks: Mapping[str, float] = {}
+    dispersions: Mapping[str, float] = {}
 
 
 def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
@@ -94,10 +96,9 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     id, and tasks whose labels are all equal, do not count in a mean. See `_has_pairs` for the
     pairs.
 
-    Tasks of other kinds have y - p and p (1 - p) of their own; see `residuals`. Their variances are
-    relative to the dispersion, because the losses of labels with more noise need a stronger prior.
-    So each such task has a unit of its own, which `Prior.tasks` returns relative to that of the
-    binary tasks, or of the first task.
+    Tasks of other kinds have y - p and p (1 - p) of their own; see `residuals`. Each of them has a
+    unit of its own, which `Prior.tasks` returns relative to that of the binary tasks, or of the
+    first task.
 
     References:
         DerSimonian and Laird, Meta-analysis in clinical trials, 1986.
@@ -109,11 +110,14 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     columns = _columns(features, dense)
     has_pairs = not columns
     by_unit: dict[str, list[_Estimate]] = {}
+    dispersions = {}
     for i, task in enumerate(schema.tasks):
         known = prepare_labels(labels[:, i], task.kind)
         if known is None:
             continue
         variances, outputs = _variances(features, known)
+        if task.kind != "binary":
+            dispersions[task.name] = residuals(outputs, known).dispersion
         has_pairs = has_pairs or _has_pairs(columns, known, outputs)
         estimate = _Estimate(variances, _variance_of_numbers(dense, known))
         by_unit.setdefault(_unit(task), []).append(estimate)
@@ -128,6 +132,7 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
         numbers**0.5,
         has_pairs,
         {t.name: factor[_unit(t)] for t in schema.tasks if factor.get(_unit(t), 1.0) != 1},
+        dispersions,
     )
 
 
@@ -194,7 +199,7 @@ def _variances(
 ) -> tuple[dict[str, float], np.ndarray]:
     """Returns the variance of each feature's effects on a task, and the outputs f64[n] by them.
 
-    A variance is relative to the dispersion, and NaN if the feature has a single id.
+    A variance is NaN if the feature has a single id.
     """
     outputs = constant_outputs(labels)
     variances = dict.fromkeys(features, _Variance(0.0, math.inf))
@@ -204,10 +209,9 @@ def _variances(
         variance = np.bincount(index, factor**2 * now.variance[example])
         variances[name] = _effect_variance(score, variance, now.tail)
         if variances[name].value:
-            effects = score / (variance + 1 / variances[name].value)
+            effects = now.effects(score, variance, variances[name].value)
             outputs += np.bincount(example, factor * effects[index], len(outputs))
-    dispersion = residuals(outputs, labels).dispersion
-    shrunken = [min(v / dispersion, _MAX_VARIANCE) for v in _shrunken(list(variances.values()))]
+    shrunken = _shrunken(list(variances.values()))
     return dict(zip(features, shrunken, strict=True)), outputs
 
 
@@ -244,7 +248,7 @@ def _has_pairs(columns: list[np.ndarray], labels: Labels, outputs: np.ndarray) -
         now = residuals(outputs, labels)
         score, information = (np.bincount(column, x) for x in (now.score, now.variance))
         if variance := _effect_variance(score, information, now.tail).value:
-            outputs += (score / (information + 1 / variance))[column]
+            outputs += now.effects(score, information, variance)[column]
     now = residuals(outputs, labels)
     is_first = (np.arange(len(outputs)) * 2_654_435_761 >> 7) % 2 == 0
     pairs = list(itertools.combinations(columns, 2))
@@ -277,7 +281,7 @@ def _product_of_halves(
 def _variance_of_numbers(dense: np.ndarray, labels: Labels) -> float:
     """Returns the variance of the effects of numbers f32[n, k], per deviation, on a task.
 
-    It is relative to the dispersion, and NaN if there are no numbers.
+    NaN if there are no numbers.
     """
     if not dense.shape[1]:
         return math.nan
@@ -287,7 +291,7 @@ def _variance_of_numbers(dense: np.ndarray, labels: Labels) -> float:
     score = (x / x.std(axis=0)).T @ constant.score[labels.known]
     information, k = constant.variance.sum(), x.shape[1]
     above = (score**2).sum() / information - k - _STANDARD_ERRORS * (2 * k) ** 0.5
-    return float(max(above, 0) / (max(k, 1) * information * constant.dispersion))
+    return float(max(above, 0) / (max(k, 1) * information))
 
 
 def _effect_variance(score: np.ndarray, variance: np.ndarray, tail: float) -> _Variance:

@@ -7,8 +7,10 @@ import numpy as np
 _MAX_LOG_ODDS = 15.0
 _MAX_LOG_COUNT = 30.0
 _MIN_DEVIATION = 1e-7  # over the size of the mean: less is rounding of float32
-# Labels that features determine exactly have no noise. This fraction bounds what follows from it.
-_MIN_DISPERSION = 0.01
+# Labels that features determine exactly have no noise. Less than this would make a model trust its
+# few examples without any prior.
+_MIN_DISPERSION = 0.1
+_MIN_RATIO = -0.95  # of the change of an expected count
 
 
 class Labels(NamedTuple):
@@ -42,12 +44,25 @@ class Residuals(NamedTuple):
     dispersion: variance of the labels relative to that of the kind of task, which is p (1 - p) for
         binary tasks, the mean for counts and 1 for real tasks. 1 for binary tasks.
     tail: fourth cumulant of a residual relative to its variance, 1 for clicks that are rare.
+    is_log: True if outputs are logs of expectations.
     """
 
     score: np.ndarray
     variance: np.ndarray
     dispersion: float
     tail: float
+    is_log: bool
+
+    def effects(self, score: np.ndarray, variance: np.ndarray, prior: float) -> np.ndarray:
+        """Returns the effects of ids on outputs, f64[ids], by a prior of this variance.
+
+        Args:
+            score, variance: f64[ids], sums over the examples of an id.
+        """
+        ratio = score / (variance + 1 / prior)
+        # The posterior mean of a rate under a gamma prior. A step by the ratio itself would be far
+        # too long, as exp grows faster than a straight line.
+        return np.log1p(np.maximum(ratio, _MIN_RATIO)) if self.is_log else ratio
 
 
 def prepare_labels(labels: np.ndarray, kind: str) -> Labels | None:
@@ -89,13 +104,14 @@ def residuals(outputs: np.ndarray, labels: Labels) -> Residuals:
     mean = np.where(labels.known, _means(outputs, labels), 0)
     score = labels.values - mean
     if labels.kind == "binary":
-        return Residuals(score, mean * (1 - mean), 1.0, 1.0)
+        return Residuals(score, mean * (1 - mean), 1.0, 1.0, False)
     variance = mean if labels.kind == "count" else labels.known.astype(np.float64)
     score = np.where(labels.known, score, 0)
     dispersion = max(float((score**2).sum() / variance.sum()), _MIN_DISPERSION)
     score, variance = score / dispersion, variance / dispersion
     cumulant = float((score**4).sum() - 3 * (variance**2).sum())
-    return Residuals(score, variance, dispersion, max(cumulant / float(variance.sum()), 0.0))
+    tail = max(cumulant / float(variance.sum()), 0.0)
+    return Residuals(score, variance, dispersion, tail, labels.kind == "count")
 
 
 def _means(outputs: np.ndarray, labels: Labels) -> np.ndarray:

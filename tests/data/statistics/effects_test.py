@@ -59,35 +59,38 @@ def test_deviations_are_those_of_the_planted_effects(drawn, monkeypatch):
 
 
 def labels_of(kind, output, rng):
-    """Returns labels, and the dispersion in the units of the output."""
+    """Returns labels, the deviation that they are divided by, and their dispersion."""
     if kind == "count":
-        return rng.poisson(np.exp(output)), 1.0
+        return rng.poisson(np.exp(output)), 1.0, 1.0
     if kind == "many":  # variance 5 + 25 / 2 of a mean of 5
         mean = 5 * np.exp(output)
-        return rng.poisson(mean * rng.gamma(2, 0.5, ROWS)), 1 + (mean**2).mean() / mean.mean() / 2
+        noise = 1 + (mean**2).mean() / mean.mean() / 2
+        return rng.poisson(mean * rng.gamma(2, 0.5, ROWS)), 1.0, noise
     if kind == "binary":
-        return rng.random(ROWS) < 1 / (1 + np.exp(-output)), 1.0
-    # Real labels are divided by their deviation, and so are the effects.
-    return 7 + 30 * (output + rng.normal(0, 1.5, ROWS)), 1.5**2
+        return rng.random(ROWS) < 1 / (1 + np.exp(-output)), 1.0, 1.0
+    deviation = (output.var() + 1.5**2) ** 0.5
+    return 7 + 30 * (output + rng.normal(0, 1.5, ROWS)), deviation, (1.5 / deviation) ** 2
 
 
 @pytest.mark.parametrize("kind", ["count", "many", "real"])
-def test_deviations_for_other_kinds_are_relative_to_the_dispersion(kind, monkeypatch):
+def test_deviations_for_other_kinds_are_in_units_of_their_outputs(kind, monkeypatch):
     monkeypatch.setattr(effects, "_MIN_FRACTION", 0.0)
     rng = np.random.default_rng(0)
     ids = np.stack([rng.integers(0, n, ROWS) for n in (60, 200, 1000)], axis=1)
     output = rng.normal(0, 0.6, 60)[ids[:, 0]] + rng.normal(0, 0.3, 200)[ids[:, 1]]
-    labels, dispersion = labels_of(kind, output, rng)
-    clicks, _ = labels_of("binary", output, rng)
+    labels, deviation, dispersion = labels_of(kind, output, rng)
+    clicks = labels_of("binary", output, rng)[0]
     task = Task("other", "real" if kind == "real" else "count")
     alone = effects.prior([block(ids, labels[:, None])], schema("abc", tasks=[task]))
-    assert alone.ids["a"] == pytest.approx(0.6 / dispersion**0.5, rel=0.25)
-    assert alone.ids["b"] == pytest.approx(0.3 / dispersion**0.5, rel=0.25)
+    assert alone.ids["a"] == pytest.approx(0.6 / deviation, rel=0.25)
+    assert alone.ids["b"] == pytest.approx(0.3 / deviation, rel=0.25)
+    assert alone.dispersions == {"other": pytest.approx(dispersion, rel=0.1)}
     assert (alone.ids["c"], alone.tasks) == (effects.MIN_VARIANCE**0.5, {})
     both = np.stack([labels, clicks], axis=1)
     result = effects.prior([block(ids, both)], schema("abc", tasks=[task, "click"]))
     assert result.ids["a"] == pytest.approx(0.6, rel=0.25)
-    assert result.tasks == {"other": pytest.approx(dispersion**-0.5, rel=0.25)}
+    assert result.tasks == {"other": pytest.approx(1 / deviation, rel=0.25)}
+    assert result.dispersions == alone.dispersions
 
 
 def test_labels_with_outliers_have_no_effects_by_chance():
@@ -104,8 +107,7 @@ def test_labels_with_outliers_have_no_effects_by_chance():
 def test_residuals_by_a_constant_vary_as_by_chance(kind, shift):
     """Unknown labels have none. The intercept is refitted, exactly for counts and real labels."""
     rng = np.random.default_rng(0)
-    labels, _ = labels_of(kind, np.full(ROWS, -1.0), rng)
-    labels = labels.astype(np.float64)
+    labels = labels_of(kind, np.full(ROWS, -1.0), rng)[0].astype(np.float64)
     labels[:100] = np.nan
     prepared = prepare_labels(labels, kind)
     outputs = constant_outputs(prepared) + shift
