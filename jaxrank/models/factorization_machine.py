@@ -48,7 +48,7 @@ class FactorizationMachine(nn.Module):
         (),
         above=0,
         help="factor of the effects on each task; empty: 1 for binary tasks, estimated from the"
-        " training labels for others beside them",
+        " training labels for others",
     )
 
     @nn.compact
