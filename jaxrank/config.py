@@ -478,7 +478,10 @@ class Config:
         " an entry: bce, squared or poisson, by their kind",
     )
     task_weights: tuple[float, ...] = field(
-        (), at_least=0, help="weight of each task's loss in the sum; empty: all 1"
+        (),
+        at_least=0,
+        help="weight of each task's loss in the sum; empty: all 1, but less for noisy counts if the"
+        " model is a factorization machine",
     )
     task_weighting: str = field(
         "fixed",
