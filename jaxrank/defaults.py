@@ -161,7 +161,7 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
 
 
 def _inherit_tasks(config: ConfigDict, older: ConfigDict) -> None:
-    """Sets open weights and factors of tasks to those of an older run, if it has these tasks."""
+    """Takes open weights and factors from an older run with the same tasks."""
     scales = older.model.get("task_scales", ())
     if to_plain(config.features.tasks) == to_plain(older.features.tasks):
         config.task_weights = config.task_weights or older.task_weights

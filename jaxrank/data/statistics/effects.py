@@ -156,7 +156,7 @@ def _mean_estimate(estimates: list[_Estimate], features: Iterable[str]) -> _Esti
 def _in_one_unit(estimates: list[_Estimate]) -> tuple[dict[str, float], float, list[float]]:
     """Returns the mean variances of ids and numbers in the first unit, and each unit's factor.
 
-    The factors are those of deviations.
+    A factor is a ratio of deviations, not of variances.
     """
     totals = [_mean([*estimate.ids.values(), estimate.numbers]) for estimate in estimates]
     ratios = [total / totals[0] for total in totals]
