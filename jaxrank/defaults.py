@@ -19,9 +19,11 @@ from jaxrank.data.statistics import effects
 from jaxrank.data.statistics.effects import Prior
 from jaxrank.data.store.split import Split
 from jaxrank.features import Schema
+from jaxrank.losses import DEFAULT_OF_KIND
 from jaxrank.models.registry import FACTORIZATION_MACHINE, RANKER
 from jaxrank.report import Report
 from jaxrank.runtime import processes
+from jaxrank.task_losses import loss_name
 
 MAX_SMALL = 1_000_000  # examples
 _ESTIMATED_FROM = 300_000  # examples
@@ -217,8 +219,15 @@ def _choose_task_scales(
     """Sets the weights of tasks with more noise than their losses expect, and factors of effects.
 
     A loss over its dispersion is a log likelihood. With another weight, the prior compensates.
+    Tasks whose loss is not that of their kind keep both at 1, as it has no such dispersion.
     """
-    dispersions = [prior.dispersions.get(task.name, 1.0) for task in schema.tasks]
+    losses = {task: loss_name(entry) for task, entry in to_plain(config.task_losses).items()}
+    dispersions = [
+        prior.dispersions.get(task.name, 1.0)
+        if losses.get(task.name, "") in ("", DEFAULT_OF_KIND[task.kind])
+        else 1.0
+        for task in schema.tasks
+    ]
     if not config.task_weights and config.task_weighting == "fixed" and max(dispersions) > 1:
         config.task_weights = tuple(_rounded(1 / max(noise, 1.0)) for noise in dispersions)
         reasons["task_weights"] = "1 / dispersion of counts, which vary more than by chance"
@@ -227,7 +236,7 @@ def _choose_task_scales(
         return
     scales = []
     for task, noise, weight in zip(schema.tasks, dispersions, weights, strict=True):
-        likelihood = noise * weight if task.name in prior.dispersions and weight else 1.0
+        likelihood = noise * weight if task.kind != "binary" and weight else 1.0
         scales.append(_rounded(prior.tasks.get(task.name, 1.0) / math.sqrt(likelihood)))
     if set(scales) != {1.0}:
         config.model.task_scales = tuple(scales)

@@ -136,6 +136,12 @@ def test_tasks_of_any_kind_train_as_long_as_binary_ones():
     weighted = chosen(weighted, **changes)
     assert to_plain(weighted.task_weights) == [1.0, 1.0, 4.0]
     assert to_plain(weighted.model.task_scales) == [0.05, 1.0, 0.7]
+    # The dispersion of counts is that of their own loss.
+    ranked = default()
+    ranked.task_losses = ConfigDict({"visits": "pairwise", "price": "squared"})
+    ranked = chosen(ranked, **changes)
+    assert to_plain(ranked.task_weights) == []
+    assert to_plain(ranked.model.task_scales) == [0.1, 1.0, 1.4]
 
 
 def test_factors_of_other_tasks_are_not_inherited():
