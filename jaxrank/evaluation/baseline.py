@@ -207,12 +207,12 @@ def _differences(
     parts = target.labels, target.weights
     metrics = [exact.exact(logits, *parts) for logits in (model, regression)]
     influences = [intervals.influences(logits, *parts) for logits in (model, regression)]
-    widths = intervals.half_widths(influences[0], target.weights, influences[1], clusters)
+    margins = intervals.margins(influences[0], target.weights, influences[1], clusters)
     result = {}
-    for name, half in widths.items():
+    for name, margin in margins.items():
         difference = metrics[0][name] - metrics[1][name]
-        ends = {"low": difference - half, "high": difference + half}
-        result[name] = {"difference": difference, **ends}
+        low, high = margin.ends(difference)
+        result[name] = {"difference": difference, "low": low, "high": high}
     return result
 
 

@@ -159,7 +159,7 @@ def score_requests(
 
     Args:
         logits, labels, weights: f32[n, tasks]; see `score.Scored`.
-        clusters: as in `intervals.request_half_widths`.
+        clusters: as in `intervals.request_margins`.
     """
     metrics, spans, counts = {}, {}, {}
     for i, task in enumerate(tasks):
@@ -180,10 +180,10 @@ def request_intervals(
     """Computes {metric: [low, high]} of the metrics of requests of one task, NaN where undefined.
 
     Args:
-        clusters: as in `intervals.request_half_widths`.
+        clusters: as in `intervals.request_margins`.
     """
-    metrics, widths = values.metrics(), intervals.request_half_widths(values, clusters=clusters)
-    return {name: [metrics[name] - half, metrics[name] + half] for name, half in widths.items()}
+    metrics, margins = values.metrics(), intervals.request_margins(values, clusters=clusters)
+    return {name: list(margin.ends(metrics[name])) for name, margin in margins.items()}
 
 
 def request_lines(requests: Mapping[str, Any] | None) -> list[str]:

@@ -236,12 +236,12 @@ def metric_intervals(
         clusters: i64[n]. None: examples are independent.
     """
     influence = intervals.influences(logits, labels, weights, kind)
-    widths = intervals.half_widths(influence, weights, clusters=clusters, confidence=confidence)
-    return interval_ends(metrics, widths)
+    margins = intervals.margins(influence, weights, clusters=clusters, confidence=confidence)
+    return interval_ends(metrics, margins)
 
 
 def interval_ends(
-    metrics: Mapping[str, float], half_widths: Mapping[str, float]
+    metrics: Mapping[str, float], margins: Mapping[str, intervals.Margins]
 ) -> dict[str, list[float]]:
     """Returns {metric: [low, high]}."""
-    return {name: [metrics[name] - h, metrics[name] + h] for name, h in half_widths.items()}
+    return {name: list(margin.ends(metrics[name])) for name, margin in margins.items()}

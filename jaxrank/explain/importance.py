@@ -217,11 +217,12 @@ def _changes(
             intervals.influences(s.logits[rows, i], s.labels[rows, i], weights, task.kind)
             for s in (after, base)
         ]
-        widths = intervals.half_widths(influences[0], weights, influences[1], inside)
+        margins = intervals.margins(influences[0], weights, influences[1], inside)
+        changes = {
+            name: now[task.name][name] - before[task.name][name] for name in names[task.name]
+        }
         result[task.name] = {
-            name: [change - half * side for side in (0, 1, -1)]
-            for name in names[task.name]
-            for change, half in [(now[task.name][name] - before[task.name][name], widths[name])]
+            name: [change, *margins[name].ends(change)] for name, change in changes.items()
         }
     return result
 

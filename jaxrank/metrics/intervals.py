@@ -7,11 +7,19 @@ Clarke-Pearson, Comparing the Areas under Two or More Correlated ROC Curves, Bio
 
 Examples of one cluster, such as a user, are not independent. The influences of each cluster are
 summed first, and clusters count as independent (Liang & Zeger, Longitudinal Data Analysis using
-Generalized Linear Models, Biometrika 1986). Student's quantile corrects for few clusters, whose
-effective number is smaller where their weights differ (Carter, Schnepel & Steigerwald, Asymptotic
-Behavior of a t-Test Robust to Cluster Heterogeneity, Review of Economics and Statistics 2017).
-Sums of clusters are skewed, most of all for differences between models. Intervals are widened
-by the next term of the Edgeworth expansion (Hall, The Bootstrap and Edgeworth Expansion, 1992).
+Generalized Linear Models, Biometrika 1986). Three corrections make the intervals of few clusters
+hold:
+
+- Each sum is divided by the share of the other clusters in the weight, because a cluster moves
+  the mean towards itself (the estimator CR3, which is the jackknife of a mean; Bell & McCaffrey,
+  Bias Reduction in Standard Errors for Linear Regression with Multi-Stage Samples, Survey
+  Methodology 2002).
+- Student's quantile has Satterthwaite's degrees of freedom. They fall with the kurtosis of the
+  sums, and where the weights of clusters differ (Carter, Schnepel & Steigerwald, Asymptotic
+  Behavior of a t-Test Robust to Cluster Heterogeneity, Review of Economics and Statistics 2017).
+- Skewed sums miss the expectation on one side, on which the interval is extended by the inverse
+  of Hall's transformation (On the Removal of Skewness by Transformation, Journal of the Royal
+  Statistical Society B 1992).
 
 Labels of examples with weight 0 do not count. Everything is float64.
 """
@@ -33,6 +41,9 @@ Z = 1.959963984540054  # of a 95% interval of the normal distribution
 CONFIDENCE = 0.95
 MIN_EXAMPLES = 10  # examples of weight above 0, below which errors are undefined
 MIN_CLUSTERS = 10  # clusters with such an example, likewise
+_MIN_FREE = 1.0  # degrees of freedom
+_MIN_SHARE = 1e-3  # in the weight, of all clusters but one
+_MAX_STRETCH = 2.0  # of a margin on the skewed side
 
 
 def influences(
@@ -90,37 +101,42 @@ def standard_errors(
     }
 
 
-def half_widths(
+class Margins(NamedTuple):
+    """Distances of the ends of an interval from the metric. NaN where undefined."""
+
+    below: float
+    above: float
+
+    def ends(self, metric: float) -> tuple[float, float]:
+        """Returns the interval of a metric."""
+        return metric - self.below, metric + self.above
+
+
+def margins(
     influence: Mapping[str, Floats],
     weights: ArrayLike,
     other: Mapping[str, Floats] | None = None,
     clusters: np.ndarray | None = None,
     confidence: float = CONFIDENCE,
-) -> dict[str, float]:
-    """Computes half of the width of the interval of each metric, NaN where it is undefined.
+) -> dict[str, Margins]:
+    """Computes the margins of the interval of each metric.
 
     Args:
         influence, weights, other, clusters: see `standard_errors`.
         confidence: the share of data sets whose interval contains the expected metric.
     """
     tail = (1 + confidence) / 2
-    z = float(special.ndtri(tail))
-    widths = {}
-    for name, result in _errors(influence, weights, other, clusters).items():
-        quantile = z
-        if result.free is not None:
-            quantile = float(special.stdtrit(result.free, tail)) * result.widening(z)
-        widths[name] = result.error * quantile
-    return widths
+    errors = _errors(influence, weights, other, clusters)
+    return {name: result.at(tail) for name, result in errors.items()}
 
 
-def request_half_widths(
+def request_margins(
     values: RequestValues,
     other: RequestValues | None = None,
     clusters: np.ndarray | None = None,
     confidence: float = CONFIDENCE,
-) -> dict[str, float]:
-    """Computes half of the width of the interval of each metric of requests.
+) -> dict[str, Margins]:
+    """Computes the margins of the interval of each metric of requests.
 
     The influence of a request is the difference of its value and the mean. Requests are
     independent, or those of different clusters are. The interval is NaN where fewer than
@@ -131,36 +147,46 @@ def request_half_widths(
         other: of another model on the same examples, for the interval of the difference.
         clusters: i64[n], the number of each example's cluster. A request belongs to the cluster of
             its first candidate. None: requests are independent.
-        confidence: see `half_widths`.
+        confidence: see `margins`.
     """
     codes = np.arange(len(values.first)) if clusters is None else clusters[values.first]
-    widths: dict[str, float] = {}
+    result: dict[str, Margins] = {}
     for name, weights in values.weights.items():
         influence = [
             {name: v.values[name] - _mean(v.values[name], weights)} for v in (values, other) if v
         ]
         paired = influence[1] if other else None
-        widths |= half_widths(influence[0], weights, paired, codes, confidence)
-    return widths
+        result |= margins(influence[0], weights, paired, codes, confidence)
+    return result
 
 
 class _Error(NamedTuple):
     """A standard error.
 
     free: degrees of freedom, None if infinite.
-    skewness, kurtosis: of the mean over clusters, which has 0 and an excess of 0 if it is normal.
+    skewness: of the mean over clusters, 0 if it is normal.
     """
 
     error: float
     free: float | None = None
     skewness: float = 0.0
-    kurtosis: float = 0.0
 
-    def widening(self, z: float) -> float:
-        """Returns the factor of an interval of `z` deviations, from 1 to 2."""
-        added = self.skewness**2 * (z**4 + 2 * z**2 - 3) / 18
-        added -= max(self.kurtosis, 0.0) * (z**2 - 3) / 12
-        return 1 + min(max(added, 0.0), 1.0)
+    def at(self, tail: float) -> Margins:
+        """Returns the margins beyond which there is 1 - `tail` on each side."""
+        if self.free is None:
+            return Margins(*2 * [self.error * float(special.ndtri(tail))])
+        quantile = float(special.stdtrit(self.free, tail))
+        stretched = (_stretch(quantile, side * self.skewness) for side in (1, -1))
+        return Margins(*(self.error * factor * quantile for factor in stretched))
+
+
+def _stretch(quantile: float, skewness: float) -> float:
+    """Returns the factor of the margin below a mean of this skewness, from 1 to `_MAX_STRETCH`."""
+    if abs(skewness) < 1e-6:
+        return 1.0
+    cube = 1 + skewness * (quantile - skewness / 6)
+    end = 3 / skewness * (float(np.cbrt(cube)) - 1)
+    return min(max(end / quantile, 1.0), _MAX_STRETCH)
 
 
 def _errors(
@@ -173,32 +199,39 @@ def _errors(
     w = np.asarray(weights, np.float64)
     used = w > 0
     w = w[used]
-    is_defined, factor = len(w) >= MIN_EXAMPLES, 1.0
+    is_defined, effective = len(w) >= MIN_EXAMPLES, 0.0
     codes: np.ndarray | None = None
-    free: float | None = None
+    others = np.ones(0)
     if clusters is not None and len(w):
         names, inverse = np.unique(clusters[used], return_inverse=True)
         codes = np.asarray(inverse, np.intp)
         is_defined &= len(names) >= MIN_CLUSTERS
-        # Equals the number of clusters if all have the same weight.
-        effective = w.sum() ** 2 / (np.bincount(codes, w) ** 2).sum()
-        free = max(effective - 1, 1.0)
-        factor = np.sqrt((free + 1) / free)  # their deviation from their own mean is too small
+        shares = np.bincount(codes, w) / w.sum()
+        others = np.maximum(1 - shares, _MIN_SHARE)
+        effective = float(1 / (shares**2).sum())  # their number if all have the same weight
     errors = {}
     for name, values in influence.items():
         part = w * (values[used] - (other[name][used] if other is not None else 0.0))
         if codes is not None:
-            part = np.asarray(np.bincount(codes, part), np.float64)
+            part = np.bincount(codes, part) / others
         square = (part**2).sum()
-        error = float(factor * np.sqrt(square) / w.sum()) if is_defined else float("nan")
-        errors[name] = _Error(error, free)
-        if free is not None and square > 0:
-            # A small sample has too little skewness, as it has too small a deviation.
-            unbiased = (free + 1) / max(free - 1, 1.0)
-            skewness = float(unbiased * (part**3).sum() / square**1.5)
-            kurtosis = float((part**4).sum() / square**2 - 3 / len(part))
-            errors[name] = _Error(error, free, skewness, kurtosis)
+        error = float(np.sqrt(square) / w.sum()) if is_defined else float("nan")
+        errors[name] = _Error(error)
+        if codes is not None:
+            free, skewness = effective - 1, 0.0
+            if square > 0:
+                skewness = _unbiased(effective) * float((part**3).sum() / square**1.5)
+                kurtosis = float((part**4).sum() / square**2) * len(part)
+                free = min(free, 2 * len(part) / max(kurtosis - 1, 1.0))
+            errors[name] = _Error(error, max(free, _MIN_FREE), skewness)
     return errors
+
+
+def _unbiased(clusters: float) -> float:
+    """Returns the factor by which the third moment of a small sample is too small, at most 2."""
+    if clusters <= 3:
+        return 2.0
+    return min(clusters**2 / ((clusters - 1) * (clusters - 2)), 2.0)
 
 
 def _mean(values: Floats, weights: Floats) -> np.float64:

@@ -250,7 +250,7 @@ def _slice_table(task: str, entry: Mapping[str, Any]) -> Markup:
         metrics, intervals = value["metrics"][task], value["intervals"][task]
         picture = whisker(
             at if _is_number(at) else math.nan,
-            (span[1] - span[0]) / 2 if _is_interval(span) else math.nan,
+            span if _is_interval(span) else None,
             low,
             high,
             whole if _is_number(whole) else 1.0,

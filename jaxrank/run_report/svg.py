@@ -207,19 +207,21 @@ def _chart(title: str, parts: Sequence[Markup], series: Sequence[Series]) -> Mar
     return tag("figure", picture, tag("figcaption", *legend) if legend else "")
 
 
-def whisker(value: float, half_width: float, low: float, high: float, mark: float) -> Markup:
+def whisker(
+    value: float, interval: Sequence[float] | None, low: float, high: float, mark: float
+) -> Markup:
     """Returns a small picture of a value and its 95% interval, for a cell of a table.
 
     Args:
-        half_width: of the interval. NaN: none.
+        interval: its ends, if it is defined.
         low, high: ends of the axis.
         mark: a value to compare with, a vertical line.
     """
     axis = _Axis(np.array([low, high]), 4, 136, False)
     parts = [tag("line", x1=axis.pixel(mark), x2=axis.pixel(mark), y1=1, y2=15, class_="grid")]
     if math.isfinite(value):
-        half = half_width if math.isfinite(half_width) else 0.0
-        ends = {"x1": axis.pixel(value - half), "x2": axis.pixel(value + half)}
+        start, stop = interval or (value, value)
+        ends = {"x1": axis.pixel(start), "x2": axis.pixel(stop)}
         parts.append(tag("line", y1=8, y2=8, stroke=COLORS[0], stroke_width="2", **ends))
         parts.append(tag("circle", cx=axis.pixel(value), cy=8, r="3.4", fill=COLORS[0]))
     return tag("svg", *parts, viewBox="0 0 140 16", class_="whisker", role="presentation")

@@ -79,7 +79,13 @@ def test_each_value_of_a_column_is_compared(runs, scored):
     assert result.by["column"] == "c1"
     values = result.by["values"]
     assert sum(entry["examples"] for entry in values) == len(labels)
-    assert values[0]["examples"] == max(entry["examples"] for entry in values)
+    lows = [entry["differences"][0]["click"]["logloss"]["low"] for entry in values]
+    defined = [low for low in lows if not math.isnan(low)]
+    assert defined == sorted(defined, reverse=True)  # the surely worst first
+    assert len(defined) > 1
+    assert np.isnan(lows[len(defined) :]).all()
+    small = [entry["examples"] for entry in values[len(defined) :]]
+    assert small == sorted(small, reverse=True)
     rows = column == values[0]["value"]
     a, b = (losses(labels[rows], p[rows]) for p in predicted)
     entry = values[0]["differences"][0]["click"]["logloss"]
@@ -122,7 +128,10 @@ def test_a_gate_judges_the_paired_difference_by_its_interval(runs, scored):
     alone = compare(runs, by="c1", report=lambda _: None).by["values"]
     wider = stats.norm.ppf(1 - 0.025 / len(alone)) / stats.norm.ppf(0.975)
     failed = {str(entry["value"]) for entry in gate.verdicts[3].slices["failed"]}
-    for entry, gated in zip(alone, gate.comparison.by["values"], strict=True):
+    wide = {str(entry["value"]): entry for entry in gate.comparison.by["values"]}
+    assert len(wide) == len(alone)
+    for entry in alone:
+        gated = wide[str(entry["value"])]
         a, b = (e["differences"][0]["click"]["logloss"] for e in (entry, gated))
         if entry["examples"] >= 10:
             assert b["high"] - b["low"] == pytest.approx(wider * (a["high"] - a["low"]))

@@ -71,12 +71,20 @@ def test_undefined_metrics_have_undefined_errors():
     assert all(np.isnan(e) for e in intervals.standard_errors(nothing, np.zeros(0)).values())
 
 
-def test_intervals_of_clustered_examples_contain_the_expected_metric():
+@pytest.mark.parametrize(("users", "sizes"), [(30, "equal"), (100, "unequal")])
+def test_intervals_of_clustered_examples_contain_the_expected_metric(users, sizes):
     """95% of them must. Of 400 data sets the share has a standard error of 1.1%."""
-    clustered = interval_coverage.coverage(users=100, repetitions=400)
+    case = interval_coverage.Case(users, sizes, bias=1.2)
+    clustered = interval_coverage.coverage(case, repetitions=400, examples=200_000)
     assert len(clustered) == 6
-    assert all(0.92 <= share <= 0.98 for share in clustered.values()), clustered
-    independent = interval_coverage.coverage(users=100, repetitions=100, is_clustered=False)
+    assert all(0.93 <= share <= 0.97 for share in clustered.values()), clustered
+
+
+def test_intervals_that_take_clustered_examples_as_independent_are_too_narrow():
+    case = interval_coverage.Case(100)
+    independent = interval_coverage.coverage(
+        case, repetitions=100, is_clustered=False, examples=200_000
+    )
     assert independent["logloss"] < 0.9
     assert independent["difference of calibration"] < 0.6
 
@@ -85,30 +93,36 @@ def test_clusters_of_one_example_are_independent_examples():
     x, y, w = examples("binary", 400)
     w[w == 0] = 1
     result = intervals.influences(x, y, w)
-    alone = intervals.standard_errors(result, w)
-    weights = (w**2).sum() / w.sum() ** 2
     singles = intervals.standard_errors(result, w, clusters=np.arange(400)[::-1])
     for name, error in singles.items():
-        assert error == pytest.approx(alone[name] / np.sqrt(1 - weights))
+        # The mean without each example: the jackknife.
+        left = -w * result[name] / (w.sum() - w)
+        assert error == pytest.approx(np.sqrt((left**2).sum()))
     # Every example twice: the clusters have no more information than one of each.
     twice = {name: np.tile(values, 2) for name, values in result.items()}
     again = intervals.standard_errors(twice, np.tile(w, 2), clusters=np.tile(np.arange(400), 2))
     assert again == pytest.approx(singles)
-    few = intervals.half_widths(result, w, clusters=np.arange(400) % intervals.MIN_CLUSTERS)
-    assert np.isfinite(few["auc"])
+    few = intervals.margins(result, w, clusters=np.arange(400) % intervals.MIN_CLUSTERS)
+    assert np.isfinite(few["auc"]).all()
     fewer = np.arange(400) % (intervals.MIN_CLUSTERS - 1)
-    assert np.isnan(intervals.half_widths(result, w, clusters=fewer)["auc"])
+    assert np.isnan(intervals.margins(result, w, clusters=fewer)["auc"]).all()
 
 
-def test_intervals_of_skewed_clusters_are_wider():
+def test_intervals_of_skewed_clusters_are_wider_on_one_side():
     """Means of 30 squared normal numbers: 1,000 data sets have a standard error of 0.8%."""
     r, hits, plain = np.random.default_rng(0), 0, 0
     ones, clusters = np.ones(30), np.arange(30)
     for _ in range(1000):
         values = r.normal(size=30) ** 2
         influence = {"loss": values - values.mean()}
-        (width,) = intervals.half_widths(influence, ones, clusters=clusters).values()
+        margins = intervals.margins(influence, ones, clusters=clusters)["loss"]
+        (opposite,) = intervals.margins(
+            {"loss": -influence["loss"]}, ones, clusters=clusters
+        ).values()
+        assert opposite == margins[::-1]
         error = intervals.standard_errors(influence, ones, clusters=clusters)["loss"]
-        hits += abs(values.mean() - 1) <= width
+        low, high = margins.ends(values.mean())
+        hits += low <= 1 <= high
         plain += abs(values.mean() - 1) <= 2.0452 * error  # Student's quantile of 29 degrees
+        assert margins.above >= margins.below > 2.0452 * error
     assert plain < 920 < hits < 970

@@ -115,7 +115,10 @@ def test_intervals_are_those_of_a_bootstrap_over_requests():
         for name, weight in a.weights.items():
             means = [np.average(v.values[name], weights=times * weight) for v in (a, b)]
             draws[name].append((means[0], means[1] - means[0]))
-    alone, paired = intervals.request_half_widths(a), intervals.request_half_widths(b, a)
+    alone, paired = (
+        {name: sum(margin) / 2 for name, margin in margins.items()}
+        for margins in (intervals.request_margins(a), intervals.request_margins(b, a))
+    )
     for name, of_draws in draws.items():
         expected = 1.96 * np.std(of_draws, axis=0)
         np.testing.assert_allclose([alone[name], paired[name]], expected, rtol=0.12, err_msg=name)
@@ -126,10 +129,10 @@ def test_intervals_are_those_of_a_bootstrap_over_requests():
     weight, value = a.weights["mrr"], a.values["mrr"]
     sums = np.bincount(of_request, weight * (value - np.average(value, weights=weight)))
     error = np.sqrt((sums**2).sum()) / weight.sum()
-    clustered = intervals.request_half_widths(a, clusters=users)
-    assert clustered["mrr"] == pytest.approx(2.05 * error, rel=0.1)
+    clustered = intervals.request_margins(a, clusters=users)
+    assert sum(clustered["mrr"]) / 2 == pytest.approx(2.05 * error, rel=0.1)
     few = ranking.request_values(*(x[code < 9] for x in (scores, *rest, code)), kind="binary", k=3)
-    assert all(np.isnan(half) for half in intervals.request_half_widths(few).values())
+    assert np.isnan(list(intervals.request_margins(few).values())).all()
 
 
 def test_metrics_without_a_request_are_undefined():

@@ -18,7 +18,7 @@ from jaxrank.evaluation.requests import NO_REQUESTS, Requests, RequestSpec
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
 from jaxrank.metrics.ranking import RequestValues
-from jaxrank.metrics.registry import probability_names
+from jaxrank.metrics.registry import metric_named, probability_names
 from jaxrank.metrics.regression import Floats
 from jaxrank.report import Report
 
@@ -33,7 +33,10 @@ class Comparison(NamedTuple):
         minus that of the first run, and the ends of the 95% interval. NaN where undefined.
     examples: number of rows.
     by: {column, values}: of each value its rows, and metrics and differences as above, in order
-        of the runs. Others is the number of values that are left out. None unless requested.
+        of the runs. Days, hours and buckets of numbers are in their order. Of other values the
+        worst of the first task are first, see `surely_worse`, and those without an interval are
+        last, by falling rows. Others is the number of values that are left out. None unless
+        requested.
     config: {field, values} of each field that differs between the runs.
     cluster: as in `Evaluation`, by the field `eval.cluster` of the first run.
     requests: {column, k} of the metrics of requests, by the first run. None: there are none.
@@ -156,7 +159,13 @@ def compare_scored(
     fields = [
         {"field": field, "values": values} for field, *values in config_files.differing_fields(flat)
     ]
-    sliced = _sliced(rows.groups, scored, tasks, rows, simultaneous) if rows.groups else None
+    sliced = None
+    if rows.groups:
+        sliced = _sliced(rows.groups, scored, tasks, rows, simultaneous)
+        if not rows.groups.is_ordered:
+            task, metrics = next(iter(compared.runs[0]["metrics"].items()))
+            metric = leading_metric(metrics)
+            sliced["values"].sort(key=lambda entry: -surely_worse(entry, task, metric))
     cluster = rows.clusters.to_json() if rows.clusters else None
     requests = {"column": rows.spec.column, "k": rows.spec.k} if rows.requests else None
     return Comparison(runs, compared.differences, len(every), sliced, fields, cluster, requests)
@@ -232,6 +241,23 @@ def common_tasks(of_runs: Sequence[Mapping[str, Task]]) -> list[Task]:
     return tasks
 
 
+def leading_metric(metrics: Mapping[str, float]) -> str:
+    """Returns the metric by which slices are compared: the first one that is defined."""
+    # The loss of a task that is only ranked is NaN.
+    defined = [name for name, value in metrics.items() if not math.isnan(value)]
+    return (defined or list(metrics))[0]
+
+
+def surely_worse(entry: Mapping[str, Any], task: str, metric: str) -> float:
+    """Returns the bound of the interval by which a metric of a slice is worse than the first run's,
+    of the worst run. It is the lowest number where it is undefined.
+    """
+    spans = [of_run[task][metric] for of_run in entry["differences"]]
+    is_higher_better = metric_named(metric).higher_is_better
+    bounds = [-span["high"] if is_higher_better else span["low"] for span in spans]
+    return max((bound for bound in bounds if not math.isnan(bound)), default=-math.inf)
+
+
 class _Compared(NamedTuple):
     """Metrics and intervals of each run, and the differences of all but the first."""
 
@@ -256,12 +282,12 @@ def _compared(
         base = models[0]
         for of_run, model in zip(runs, models, strict=True):
             of_run["metrics"][task.name] = model.metrics
-            widths = model.half_widths(confidence)
-            of_run["intervals"][task.name] = slices.interval_ends(model.metrics, widths)
+            margins = model.margins(confidence)
+            of_run["intervals"][task.name] = slices.interval_ends(model.metrics, margins)
         for of_task, model in zip(differences, models[1:], strict=True):
             of_task[task.name] = {
-                name: _interval(model.metrics[name] - base.metrics[name], half)
-                for name, half in model.half_widths(confidence, base).items()
+                name: _interval(model.metrics[name] - base.metrics[name], margin)
+                for name, margin in model.margins(confidence, base).items()
             }
     return _Compared(runs, differences)
 
@@ -275,18 +301,16 @@ class _Influences(NamedTuple):
     requests: RequestValues | None
     code: np.ndarray | None
 
-    def half_widths(
+    def margins(
         self, confidence: float, other: "_Influences | None" = None
-    ) -> dict[str, float]:
-        """Returns half of the width of each interval, of the difference if there is another."""
+    ) -> dict[str, intervals.Margins]:
+        """Returns the margins of each interval, of the difference if there is another."""
         paired = other.influence if other else None
-        widths = intervals.half_widths(self.influence, self.weights, paired, self.code, confidence)
+        margins = intervals.margins(self.influence, self.weights, paired, self.code, confidence)
         if self.requests is None:
-            return widths
+            return margins
         of_other = other.requests if other else None
-        return widths | intervals.request_half_widths(
-            self.requests, of_other, self.code, confidence
-        )
+        return margins | intervals.request_margins(self.requests, of_other, self.code, confidence)
 
 
 def _influences(
@@ -312,8 +336,9 @@ def _influences(
     return _Influences(metrics, influence, weights, requests, code)
 
 
-def _interval(difference: float, half: float) -> dict[str, float]:
-    return {"difference": difference, "low": difference - half, "high": difference + half}
+def _interval(difference: float, margin: intervals.Margins) -> dict[str, float]:
+    low, high = margin.ends(difference)
+    return {"difference": difference, "low": low, "high": high}
 
 
 def _sliced(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrank.evaluation.comparison.compare import Comparison
+from jaxrank.evaluation.comparison.compare import Comparison, leading_metric, surely_worse
 from jaxrank.evaluation.report import cluster_line, value_name
 from jaxrank.metrics.registry import CALIBRATION, metric_named, title_of
 
@@ -55,12 +55,12 @@ def _columns(
     metrics: Sequence[Mapping[str, float]],
     differences: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    lines = [f"{title:<18}" + "".join(f"{title_of(name):>26}" for name in names)]
+    lines = [f"{title:<18}" + "".join(f"{title_of(name):>33}" for name in names)]
     for i, values in enumerate(metrics):
-        cells = "".join(f"{values[name]:>26.5f}" for name in names)
+        cells = "".join(f"{values[name]:>33.5f}" for name in names)
         lines.append(f"  {_letter(i):<16}{cells}")
         if i:
-            cells = "".join(f"{_shown(differences[i - 1][name], name):>26}" for name in names)
+            cells = "".join(f"{_shown(differences[i - 1][name], name):>33}" for name in names)
             lines.append(f"  {_letter(i)} - {_letter(0):<12}{cells}")
     return lines
 
@@ -75,16 +75,18 @@ def _shown(entry: Mapping[str, float], name: str) -> str:
     if is_shown and name != CALIBRATION and (low > 0 or high < 0):
         is_better = (difference > 0) == metric_named(name).higher_is_better
         sign = " better" if is_better else " worse"
-    return f"{difference:+.5f} ±{high - difference:.5f}{sign}"
+    below, above = f"{difference - low:.5f}", f"{high - difference:.5f}"
+    margins = f"±{above}" if below == above else f"-{below}/+{above}"
+    return f"{difference:+.5f} {margins}{sign}"
 
 
 def _slices(by: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     lines = []
     values = by["values"]
     for task, of_task in metrics.items() if values else ():
-        # The loss of a task that is only ranked is NaN.
-        names = [name for name, value in of_task.items() if not math.isnan(value)]
-        name = (names or list(of_task))[0]
+        name = leading_metric(of_task)
+        if not by["is_ordered"]:  # the worst first
+            values = sorted(values, key=lambda entry: -surely_worse(entry, task, name))
         together = ", intervals of all values together" * by["simultaneous"]
         lines.append(f"{task}, {title_of(name)} by {by['column']}{together}")
         for entry in values[:_MAX_VALUES]:
@@ -96,5 +98,6 @@ def _slices(by: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -
             ]
             lines.append(f"  {text[:40]:<28}{entry['examples']:>12,}  {'  '.join([base, *others])}")
         if len(values) > _MAX_VALUES:
-            lines.append(f"  and {len(values) - _MAX_VALUES:,} of fewer rows; --json has more")
+            rest = "later ones" if by["is_ordered"] else "better or smaller ones"
+            lines.append(f"  and {len(values) - _MAX_VALUES:,} {rest}; --json has more")
     return lines
