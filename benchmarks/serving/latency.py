@@ -7,9 +7,13 @@ Exports the run with tables in float32, bfloat16 and int8, and scores `--candida
 data that share a context. The floor is ONNX Runtime with one thread on the dense part, with the
 vectors in hand. Each round runs the floor and a request, so both see the same load of the machine.
 Prints p50 and p99 of both, their ratios, and p50 of the parts of a request.
+
+Then other ways to run the model take turns with the floor: an ONNX graph that has the tables
+inside, and with `--torch-python` the dense part by torch.compile, each with one thread.
 """
 
 import argparse
+import contextlib
 import gc
 import itertools
 import tempfile
@@ -23,6 +27,7 @@ from jaxrank_serving import Scorer, load
 from jaxrank_serving.requests import cells_of_request
 
 from benchmarks.harness.arguments import positive, run_main
+from benchmarks.serving import peers
 from jaxrank.export.bundle import bundle_features, export_bundle
 from jaxrank.export.comparison.raw_rows import raw_rows
 from jaxrank.export.signature import Requests
@@ -111,6 +116,39 @@ def measure(name: str, request: Request, rounds: int, clock: Callable[[], float]
     )
 
 
+def measure_peers(
+    request: Request, rounds: int, clock: Callable[[], float], args: argparse.Namespace
+) -> None:
+    """Prints the times of the peers over the floor."""
+
+    def timed(function: Callable[[], Any]) -> Callable[[], float]:
+        def run() -> float:
+            start = clock()
+            function()
+            return 1e3 * (clock() - start)
+
+        return run
+
+    inside = peers.with_tables(request.scorer, request.features)
+    np.testing.assert_allclose(inside(), request.logits, atol=1e-5)
+    functions = {"floor": timed(request.floor), "graph with tables": timed(inside)}
+    with contextlib.ExitStack() as stack:
+        if args.torch_python:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            options = request.scorer, request.arrays, args.clock, folder
+            peer = peers.compiled_by_torch(args.torch_python, *options)
+            functions["torch.compile"] = stack.enter_context(peer)
+        times = {name: np.empty(rounds) for name in functions}
+        for i in range(-10, rounds):  # the first ten are a warm-up
+            for name, function in functions.items():
+                times[name][max(i, 0)] = function()
+    floor = np.percentile(times["floor"], [50, 99])
+    for name, of_peer in times.items():
+        p50, p99 = np.percentile(of_peer, [50, 99])
+        ratios = f"p50 {p50:.2f} ms = {p50 / floor[0]:.2f} x floor"
+        print(f"{name}: {ratios}; p99 {p99:.2f} ms = {p99 / floor[1]:.2f} x floor", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", required=True)
@@ -123,6 +161,7 @@ def main() -> None:
         default="wall",
         help="cpu: processor time of the thread, for a machine that is in use",
     )
+    parser.add_argument("--torch-python", default="", help="a Python with torch, for torch.compile")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     args = parser.parse_args()
     requests = Requests.parse([args.context], []) if args.context else Requests()
@@ -148,6 +187,8 @@ def main() -> None:
                 measure(
                     f"{dtype}, {args.candidates} candidates as {form}", request, args.rounds, clock
                 )
+            if dtype == "float32":
+                measure_peers(request, args.rounds, clock, args)
 
 
 if __name__ == "__main__":
