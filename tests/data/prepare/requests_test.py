@@ -5,11 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import preparations
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from preparations import FEATURES, files, make_rows, run
 
 from jaxrank.data.prepare import gather_unit, scatter
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import Local
+from jaxrank.data.store.direct import open_direct
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation.requests import read_requests
@@ -110,6 +113,26 @@ def test_an_example_without_a_request_is_alone_and_days_are_apart(tmp_path):
         assert sorted(sizes) == [1, 1, 4]
     code = read_requests(store.split("train"), "user").code
     assert sorted(np.unique(code, return_counts=True)[1]) == [1, 1, 1, 1, 4, 4]
+
+
+def test_requests_that_are_read_directly_are_those_of_a_store_without_days(tmp_path):
+    """A value on two days is one request in both."""
+    for day, keys in ((1, "abca"), (2, "acdd")):
+        folder = tmp_path / "raw" / f"day={day}"
+        folder.mkdir(parents=True)
+        table = pa.table({"key": list(keys), "label": [0, 1, 0, 1], "item": [1, 2, 3, 4]})
+        pq.write_table(table, folder / "part.parquet")
+    features = dict(
+        tasks=[dict(name="click", label="label")], group="key", keep=["key"],
+        categorical=[dict(columns="item", encoding="integer", rows=9)],
+    )  # fmt: skip
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "raw")))
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    splits = open_direct(features, source).split("train"), store.split("train")
+    for split in splits:
+        code = read_requests(split, "key").code
+        by_key = set(zip(kept(split, "key"), code.tolist(), strict=True))
+        assert len(by_key) == len({key for key, _ in by_key}) == len(set(code.tolist())) == 4
 
 
 def test_an_empty_text_is_no_request():
