@@ -27,15 +27,17 @@ def with_tables(scorer: Scorer, features: Features) -> Callable[[], Any]:
     model = onnx.load(scorer.bundle.path / signature.model.onnx)
     feed = {"dense": features.dense}
     for stack in signature.stacks:
-        rows = np.concatenate([features.ids[name][:, i : i + 1] for name, i in stack.ids], axis=1)
-        feed[f"{stack.name}_rows"] = np.ascontiguousarray(rows)
+        rows = np.empty((len(features.dense), len(stack.ids)), np.int64)
+        for place, (name, i) in enumerate(stack.ids):
+            rows[:, place] = features.ids[name][:, i]  # a single row of the context is repeated
+        feed[f"{stack.name}_rows"] = rows
         table = np.fromfile(scorer.bundle.file(stack.file), "<f4").reshape(-1, stack.dim)
         model.graph.initializer.append(numpy_helper.from_array(table, f"{stack.name}_table"))
         inputs = [f"{stack.name}_table", f"{stack.name}_rows"]
         model.graph.node.insert(0, helper.make_node("Gather", inputs, [f"{stack.name}_ids"]))
         (old,) = (i for i in model.graph.input if i.name == f"{stack.name}_ids")
         model.graph.input.remove(old)
-        shape = ["batch", rows.shape[1]]
+        shape: list[str | int | None] = ["batch", rows.shape[1]]
         kind = onnx.TensorProto.INT64
         model.graph.input.append(helper.make_tensor_value_info(inputs[1], kind, shape))
     options = onnxruntime.SessionOptions()
