@@ -130,7 +130,7 @@ def test_intervals_are_those_of_a_bootstrap_over_requests():
     sums = np.bincount(of_request, weight * (value - np.average(value, weights=weight)))
     error = np.sqrt((sums**2).sum()) / weight.sum()
     clustered = intervals.request_margins(a, clusters=users)
-    assert sum(clustered["mrr"]) / 2 == pytest.approx(2.05 * error, rel=0.1)
+    assert min(clustered["mrr"]) == pytest.approx(2.05 * error, rel=0.1)  # not the skewed side
     few = ranking.request_values(*(x[code < 9] for x in (scores, *rest, code)), kind="binary", k=3)
     assert np.isnan(list(intervals.request_margins(few).values())).all()
 
