@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks.harness.arguments import positive, run_main
 from benchmarks.harness.checkout import ROOT, environment
+from benchmarks.quality.seeds import prepare_once
 from jaxrank.config_files import load, override_flags
-from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError
 from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.metrics import run_intervals
@@ -106,9 +106,7 @@ class Runner:
         self.store = self.folder / "data"
 
     def prepare(self) -> None:
-        if not self.store.exists():
-            config = load(CONFIG, self._files())
-            prepare(config.features, config.source, str(self.store), report=lambda _: None)
+        prepare_once(str(CONFIG), self.store, self._files())
 
     def points(self, model: str) -> list[dict[str, Any]]:
         """Returns the overrides of the tuning runs, first none."""
