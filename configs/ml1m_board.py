@@ -49,7 +49,6 @@ def get_config(model: str = "dcn_v2"):
     if model in DEFAULTS:
         c = default("" if model == "defaults" else model)
         _features(c)
-        c.num_epochs = 30.0
         c.eval.metric = "like/auc"
         c.eval.early_stopping_patience = 3
         return c

@@ -65,6 +65,12 @@ RANGES: Mapping[str, Sequence[str]] = {
         "model.second_mlp_units=(64,)|(192,)|(192,192)",
         "model.heads=1|2|8",
     ),
+    PEER: (
+        "embedding.l2=log:0.001..0.03",
+        "model.dropout=linear:0..0.5",
+        "model.cross_layers=int:1..4",
+        f"model.mlp_units={_WIDTHS}",
+    ),
     "qnn": (*_REGULARISATION, "model.layers=int:1..4", "model.products=int:1..4"),
     "qnn_dcn_v2": (
         *_REGULARISATION,
@@ -110,14 +116,10 @@ class Runner:
 
     def points(self, model: str) -> list[dict[str, Any]]:
         """Returns the overrides of the tuning runs, first none."""
-        if model == PEER:
-            ranges = ("embedding.l2=log:0.001..0.03", "model.dropout=linear:0..0.5")
-            ranges = (*ranges, "model.cross_layers=int:1..4", f"model.mlp_units={_WIDTHS}")
-            config = load(f"{CONFIG}:dcn_v2")
-        else:
-            ranges, config = RANGES[model], load(f"{CONFIG}:{model}")
+        ranges = RANGES[model]
         if not ranges:
             return [{}]
+        config = load(f"{CONFIG}:{'dcn_v2' if model == PEER else model}")
         parsed = parse_ranges(ranges, config, fixed=())
         return [{}, *drawn(parsed, self.args.tunings, seed=0).values()][: self.args.tunings]
 
@@ -198,14 +200,8 @@ def rows(entries: Mapping[str, Entry]) -> list[list[str]]:
         line = [name, str(entry.tunings), str(len(entry.tests)), f"{entry.valid['auc']:.5f}"]
         line += [spread([t[metric] for t in entry.tests.values()]) for metric in METRICS]
         for metric in METRICS:
-            pairs = [
-                (test[metric], first.tests[seed][metric])
-                for seed, test in entry.tests.items()
-                if entry is not first and seed in first.tests
-            ]
-            line.append(
-                run_intervals.paired(*zip(*pairs, strict=True)).text("+.5f") if pairs else ""
-            )
+            sides = ([test[metric] for test in e.tests.values()] for e in (entry, first))
+            line.append("" if entry is first else run_intervals.paired(*sides).text("+.5f"))
         lines.append(line)
     for name, values in PUBLISHED.items():
         lines.append([name, "", "1", "", *(f"{value:.5f}" for value in values), "", ""])
@@ -257,8 +253,8 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="commit named in the results")
     args = parser.parse_args()
     models = args.models.split(",")
-    if unknown := [name for name in models if name not in (*RANGES, PEER)]:
-        parser.error(f"--models: must be of {', '.join((*RANGES, PEER))}: found {unknown}")
+    if unknown := [name for name in models if name not in RANGES]:
+        parser.error(f"--models: must be of {', '.join(RANGES)}: found {unknown}")
     runner = Runner(args)
     runner.prepare()
     entries = {name: runner.entry(name) for name in models}
