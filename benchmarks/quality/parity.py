@@ -240,7 +240,7 @@ def compare_steps(store: Path, steps: int, folder: Path) -> None:
 
 
 def difference(a: list[float], b: list[float]) -> str:
-    """Formats the difference of the means. Seeds of two programs are not pairs: Welch's interval."""
+    """Formats the difference of the means with Welch's interval, as seeds do not make pairs."""
     low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
     return run_intervals.Interval(float(np.mean(a) - np.mean(b)), low, high).text("+.5f")
 
