@@ -9,13 +9,14 @@ dropout 0 in `steps`, because the masks of the programs differ.
 steps: jaxrank trains on its batches. FuxiCTR's model starts from a copy of its initial values and
 trains on the same batches with FuxiCTR's `train_step`, in float32 and in float64. The largest
 difference of the loss over the steps is printed, and that of the weights after the last one. Each
-further line changes one setting of jaxrank to another value (VARIANTS).
+further line, with --causes, changes one setting of jaxrank to another value (VARIANTS).
 
 runs: each program starts from its own initial values, makes its own batches, stops early, and
 scores the test split at the checkpoint with the best validation AUC. The program prints mean,
-deviation and the difference over --seeds with a 95% interval.
+deviation and the difference over --seeds with a 95% interval. --causes adds RUNS.
 
---rows is the number of training rows: of all files, or the first of them, such as 59121.
+--rows is the number of training rows: all, or the first of them, such as 59121. The validation
+split then has an eighth of it. The test split is never cut.
 """
 
 import argparse
@@ -210,12 +211,13 @@ def largest_difference(a: Trained, b: Trained) -> str:
     return f"{losses.max():.1e} at step {losses.argmax() + 1} | {weights:.1e}"
 
 
-def compare_steps(store: Path, steps: int, folder: Path) -> None:
+def compare_steps(store: Path, steps: int, causes: bool, folder: Path) -> None:
     print("| jaxrank | compared with | largest difference of the loss | of a weight at the end |")
     print("| --- | --- | ---: | ---: |")
     traces = {
         name: jaxrank_steps(store, steps, changed, folder / f"steps{i}")
         for i, (name, changed) in enumerate(VARIANTS.items())
+        if causes or not changed
     }
     equal = traces["equal settings"]
     single, norm = peer_steps(equal, False, folder)
@@ -272,7 +274,9 @@ def peer_run(data: Path, seed: int, epochs: int) -> dict[str, float]:
     return max(lines, key=lambda line: line["valid_auc"])
 
 
-def compare_runs(data: Path, store: Path, rows: int, seeds: int, folder: Path) -> None:
+def compare_runs(
+    data: Path, store: Path, rows: int, seeds: int, causes: bool, folder: Path
+) -> None:
     steps = math.ceil(rows / 4096)  # of FuxiCTR's epoch, whose last batch is partial
     epochs = 100 if steps < 100 else 30
     length = {
@@ -285,7 +289,7 @@ def compare_runs(data: Path, store: Path, rows: int, seeds: int, folder: Path) -
 
     def results() -> Iterator[tuple[str, list[dict[str, float]]]]:
         yield "FuxiCTR", [kept("FuxiCTR", seed, {}) for seed in range(seeds)]
-        for name, changed in RUNS.items():
+        for name, changed in list(RUNS.items())[: None if causes else 1]:
             yield name, [kept(name, seed, length | changed) for seed in range(seeds)]
 
     def kept(name: str, seed: int, settings: dict[str, str]) -> dict[str, float]:
@@ -322,7 +326,8 @@ def prepared(data: Path, folder: Path, rows: int) -> tuple[Path, Path]:
         tenth.mkdir(parents=True, exist_ok=True)
         for split in movielens.SPLITS:
             table = movielens.read(data / f"ctr_{split}.csv.gz")
-            table = table.slice(0, rows) if split == "train" else table
+            if split != "test":
+                table = table.slice(0, rows if split == "train" else rows // 8)
             movielens.write(table, tenth / f"ctr_{split}.csv.gz")
         data = tenth
     files = [
@@ -341,15 +346,16 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=0, help="training rows; 0: all")
     parser.add_argument("--steps", type=positive, default=100)
+    parser.add_argument("--causes", action="store_true", help="with all of VARIANTS or RUNS")
     parser.add_argument("--seeds", type=positive, default=3)
     args = parser.parse_args()
     folder = args.workdir.absolute() / f"{args.mode}{args.rows}"
     folder.mkdir(parents=True, exist_ok=True)
     data, store = prepared(args.data, args.workdir.absolute(), args.rows)
     if args.mode == "steps":
-        compare_steps(store, args.steps, folder)
+        compare_steps(store, args.steps, args.causes, folder)
     else:
-        compare_runs(data, store, args.rows or 591_209, args.seeds, folder)
+        compare_runs(data, store, args.rows or 591_209, args.seeds, args.causes, folder)
 
 
 if __name__ == "__main__":
