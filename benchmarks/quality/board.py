@@ -23,7 +23,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,30 +214,37 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.5f}{deviation}" if values else ""
 
 
-def results(entries: Mapping[str, Entry], commit: str) -> list[dict[str, Any]]:
-    """Returns the lines of a file of benchmarks/results."""
-    lines = []
+def results(entries: Mapping[str, Entry], commit: str) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a file of benchmarks/results."""
+    first = next(iter(entries))
     for name, entry in entries.items():
+        command = f"python -m benchmarks.quality.board --models={name} --tunings={entry.tunings}"
+        common: dict[str, Any] = dict(
+            workload="MovieLens-1M, seven features",
+            program=name,
+            unit="",
+            hardware="2 cores",
+            date=str(datetime.date.today()),
+            commit=commit,
+            command=f"{command} --seeds={len(entry.tests)} --data=../shared/data/ml1m"
+            " --workdir=/tmp/board",
+            note=f"settings {entry.chosen}; in brackets the deviation over seeds, of differences"
+            " half of the 95% interval",
+        )
+        yield dict(common, metric="tuning runs", value=entry.tunings)
+        yield dict(common, metric="seeds", value=len(entry.tests))
         for metric, title in zip(METRICS, ("test AUC", "test logloss"), strict=True):
-            values = [test[metric] for test in entry.tests.values()]
-            line: dict[str, Any] = dict(
-                workload="MovieLens-1M, seven features",
-                program=name,
-                metric=title,
-                value=round(float(np.mean(values)), 5),
-                unit="",
-                hardware="2 cores",
-                date=str(datetime.date.today()),
-                commit=commit,
-                command=f"python -m benchmarks.quality.board --models={name} --tunings="
-                f"{entry.tunings} --seeds={len(values)} --data=../shared/data/ml1m"
-                " --workdir=/tmp/board",
-                note=f"{entry.tunings} tuning runs, {len(values)} seeds, settings {entry.chosen}",
+            values, others = (
+                [t[metric] for t in e.tests.values()] for e in (entry, entries[first])
             )
+            line = dict(common, metric=title, value=round(float(np.mean(values)), 5))
             if len(values) > 1:
                 line["deviation"] = round(float(np.std(values, ddof=1)), 5)
-            lines.append(line)
-    return lines
+            yield line
+            if name != first and len(values) > 1:
+                mean, low, high = run_intervals.paired(values, others)
+                line = dict(common, metric=f"{title} against {first}", value=round(mean, 5))
+                yield dict(line, deviation=round((high - low) / 2, 5))
 
 
 def main() -> None:
