@@ -200,11 +200,12 @@ def rows(entries: Mapping[str, Entry]) -> list[list[str]]:
         line = [name, str(entry.tunings), str(len(entry.tests)), f"{entry.valid['auc']:.5f}"]
         line += [spread([t[metric] for t in entry.tests.values()]) for metric in METRICS]
         for metric in METRICS:
-            sides = ([test[metric] for test in e.tests.values()] for e in (entry, first))
-            line.append("" if entry is first else run_intervals.paired(*sides).text("+.5f"))
+            values, others = ([t[metric] for t in e.tests.values()] for e in (entry, first))
+            difference = run_intervals.paired(values, others).text("+.5f")
+            line.append("" if entry is first else difference)
         lines.append(line)
-    for name, values in PUBLISHED.items():
-        lines.append([name, "", "1", "", *(f"{value:.5f}" for value in values), "", ""])
+    for name, published in PUBLISHED.items():
+        lines.append([name, "", "1", "", *(f"{value:.5f}" for value in published), "", ""])
     return lines
 
 

@@ -126,7 +126,8 @@ def compare_runs(
         cells = [name, str(len(scores))]
         for metric in ("auc", "logloss"):
             values = [score[metric] for score in scores]
-            cells.append(f"{np.mean(values):.5f} ({np.std(values, ddof=1):.5f})")
+            deviation = f" ({np.std(values, ddof=1):.5f})" if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.5f}{deviation}")
         for metric in ("auc", "logloss"):
             a, b = ([score[metric] for score in side] for side in (scores, peer))
             cells.append("" if scores is peer else difference(a, b))
