@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MIN_EXAMPLES = 50  # of a value, with a known label. Others keep the map of all examples
-MAX_VALUES = 10_000  # values with a correction, those of most examples
+MAX_VALUES = 10_000  # values with a correction, the ones with the most examples
 _MIN_SLOPE = 0.1
 _LEAST_VARIANCE = 1e-12
 _STEPS = 50

@@ -305,7 +305,7 @@ def value_name(value: Any) -> str:
 
 
 def _slice_names(metrics: Mapping[str, float]) -> list[str]:
-    """Returns the metrics of a table of slices: those of requests only if a task is only ranked."""
+    """Returns the metrics of a table of slices: of requests alone if a task is only ranked."""
     names = [name for name in metrics if name != "examples"]
     return [name for name in names if name in TITLES] if CALIBRATION in names else names
 

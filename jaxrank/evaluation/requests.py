@@ -43,7 +43,7 @@ class RequestSpec(NamedTuple):
     def joined(
         self, task: Task, metrics: Mapping[str, Any], of_requests: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Joins the metrics of a task. Those of requests are first if it is only ranked."""
+        """Joins a task's metrics. Metrics of requests come first if it is only ranked."""
         kept = self.without_probabilities(task, metrics)
         first, last = (of_requests, kept) if task.name in self.ranked else (kept, of_requests)
         return {**first, **last}

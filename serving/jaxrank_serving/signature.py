@@ -293,9 +293,9 @@ def upgraded(tree: Any, version: int) -> Any:
     """
     if isinstance(tree, dict):
         tree = {"calibration": None, **tree}
-        if _are_entries(tree.get("outputs")):
-            outputs = [{"meaning": _MEANINGS.get(o.get("kind")), **o} for o in tree["outputs"]]
-            tree["outputs"] = outputs
+        outputs = tree.get("outputs", ())
+        if _are_entries(outputs):
+            tree["outputs"] = [{"meaning": _MEANINGS.get(o.get("kind")), **o} for o in outputs]
     if version > 1 or not isinstance(tree, dict):
         return tree
     absent: dict[str, Any] = {"split": "", "rows": None, "tasks": [], "features": []}

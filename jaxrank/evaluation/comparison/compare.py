@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the examples belong to that runs are compared on.
+    """The groups and clusters of the examples that runs are compared on.
 
     groups: slices. None: there are none.
     clusters: by the field `eval.cluster`. None: examples are independent.
