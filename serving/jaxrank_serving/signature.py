@@ -4,7 +4,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from jaxrank_serving.errors import BundleError
 
@@ -295,7 +295,7 @@ def upgraded(tree: Any, version: int) -> Any:
         tree = {"calibration": None, **tree}
         outputs = tree.get("outputs", ())
         if _are_entries(outputs):
-            tree["outputs"] = [{"meaning": _MEANINGS.get(o.get("kind")), **o} for o in outputs]
+            tree["outputs"] = [{"meaning": _MEANINGS.get(str(o.get("kind"))), **o} for o in outputs]
     if version > 1 or not isinstance(tree, dict):
         return tree
     absent: dict[str, Any] = {"split": "", "rows": None, "tasks": [], "features": []}
@@ -311,7 +311,7 @@ def upgraded(tree: Any, version: int) -> Any:
     return result
 
 
-def _are_entries(value: Any) -> bool:
+def _are_entries(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
