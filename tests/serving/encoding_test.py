@@ -123,7 +123,9 @@ def build_encoder(section, names, types, folder):
     tree = signature(tables, store, spec, types, Requests())
     tree |= stacks(tables, spec, index.seeds, "float32")
     tree["statistics"] = dict(split="valid", rows=None, tasks=[], features=[])
-    tree |= dict(outputs=[], origin={}, model=dict(onnx="", stablehlo="", inputs=[]))
+    tree |= dict(
+        outputs=[], calibration=None, origin={}, model=dict(onnx="", stablehlo="", inputs=[])
+    )
     tree["index"] = dict(file="i", values=index.values, bits=index.bits, steps=index.steps)
     parsed = parse(json_files.plain(tree))
     features = spec.without_labels()
