@@ -236,7 +236,7 @@ def test_bad_usage_is_rejected_with_what_was_found(tmp_path, monkeypatch, args, 
     ],
 )
 def test_quiet_leaves_the_result(monkeypatch, capsys, verb, module, function, result):
-    fields = {"tables": 1, "checkpoint": "step 8", "worse_than_constant": []} | result
+    fields = {"tables": 1, "checkpoint": "step 8", "worse_than_constant": [], "ranked": []} | result
 
     def work(*_, report=lambda text: None, **__):
         report("RESULT" if verb == "evaluate" else "progress")  # it reports each checkpoint
