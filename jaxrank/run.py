@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.columns import check_column
 from jaxrank.evaluation.model_view import check_features
 from jaxrank.evaluation.requests import RequestSpec, request_spec
-from jaxrank.features import MAX_GROUP, Schema
+from jaxrank.features import MAX_GROUP, Schema, Task
 from jaxrank.layout import Layout, ReplicatedRows
 from jaxrank.metrics.early_stopping import Monitor, Ranked, make_monitor, monitored_tasks
 from jaxrank.placement import decide
@@ -298,7 +298,15 @@ def build(
         config.data.train.partition("/")[0] if by_day else run_schedule.valid or split.name,
         "data.valid",
     )
-    _check_data(config, store, split, evaluated, metric, report)
+    ranked = ranked_metrics(config, requests.column)
+    trained = trained_tasks(config, store.schema)
+    _check_data(store, split, evaluated, config.eval.cluster, report)
+    if config.data.valid:
+        name = metric.rpartition("/")[2]
+        watched = [f"{task}/{name}" for task in monitored_tasks(trained, metric, ranked)]
+        _check_watched(config.eval, watched, evaluated, report)
+    for task in untrained(config, store.schema):
+        report(f"The weight of {task} in task_weights is 0: this task is not trained")
     labels = _label_statistics(split, config.data.order)
     _report_epochs(config.num_epochs, run_schedule, packed.rows, config.batch_size, report)
     group = packing.group_size(config.batch_size, config.data.shards)
@@ -320,14 +328,17 @@ def build(
         report(line)
     layout = placed.layout
     batches, recent_batches = _open_batches(
-        config,
+        config.data,
         packed,
         layout,
+        steps_per_execution=config.steps_per_execution,
+        batch_size=config.batch_size,
+        seed=config.seed,
         num_steps=run_schedule.num_steps,
         room_steps=room_steps,
-        measured=lists.measured,
+        room=lists.measured,
     )
-    _report_batches(config, batches, report)
+    _report_batches(batches, config.batch_size, config.data, report)
     if by_day:
         chosen = days.plan_evaluations(
             store,
@@ -339,8 +350,9 @@ def build(
             steps_per_execution=config.steps_per_execution,
         )
         run_schedule = run_schedule._replace(next_days=chosen)
-    ranked = ranked_metrics(config, requests.column)
-    monitor = _make_monitor(config, store.schema, evaluated, metric, ranked)
+    monitor = _make_monitor(
+        config.eval, trained, evaluated, config.data.valid, metric=metric, ranked=ranked
+    )
     sizes = (config.batch_size, batches.group, batches.capacities)
     shape = BatchShape(*sizes, batches.has_requests)
     step_spec = make_step_spec(
@@ -380,72 +392,54 @@ def build(
     )
 
 
-def _check_data(
-    config: ConfigDict,
-    store: Store,
-    split: Split,
-    evaluated: Split,
-    metric: str,
-    report: Report,
-) -> None:
+def _check_data(store: Store, split: Split, evaluated: Split, cluster: str, report: Report) -> None:
     """Checks that processes have equal data, which the run can train and evaluate on."""
     text = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", text)
     _check_labels(split, report)
-    if config.eval.cluster:
-        check_column(store, evaluated, config.eval.cluster, "eval.cluster")
-    if config.data.valid:
-        ranked = ranked_metrics(config, str(store.spec.features.get("group", "")))
-        for task in monitored_tasks(trained_tasks(config, store.schema), metric, ranked):
-            _check_metric(config.eval, f"{task}/{metric.rpartition('/')[2]}", evaluated)
-        _report_undefined(evaluated, report)
-    for name in untrained(config, store.schema):
-        report(f"The weight of {name} in task_weights is 0: this task is not trained")
+    if cluster:
+        check_column(store, evaluated, cluster, "eval.cluster")
+
+
+def _check_watched(
+    section: ConfigDict, metrics: Sequence[str], evaluated: Split, report: Report
+) -> None:
+    """Checks that the watched metrics of tasks are defined on the validation split."""
+    for metric in metrics:
+        _check_metric(section, metric, evaluated)
+    _report_undefined(evaluated, report)
 
 
 def _open_batches(
-    config: ConfigDict,
+    data: Mapping[str, Any],
     split: Split,
     layout: Layout,
     *,
-    num_steps: int,
-    room_steps: int,
-    measured: Room | None,
+    steps_per_execution: int,
+    **limits: Any,
 ) -> tuple[TrainBatches, TrainBatches]:
-    """Opens `batches` and `recent_batches` of a run."""
-    limits = dict(seed=config.seed, num_steps=num_steps, room_steps=room_steps, room=measured)
-    batches = make_batches(
-        config.data,
-        split,
-        layout,
-        batch_size=config.batch_size,
-        steps_per_execution=config.steps_per_execution,
-        **limits,
-    )
+    """Opens `batches` and `recent_batches` of a run. limits: see `make_batches`."""
+    batches = make_batches(data, split, layout, steps_per_execution=steps_per_execution, **limits)
     # Read between steps by the training process itself.
-    beside = {**config.data, "num_workers": 0, "prefetch_batches": 0}
-    recent_batches = make_batches(
-        beside,
-        split,
-        layout,
-        batch_size=config.batch_size,
-        steps_per_execution=1,
-        **limits,
-    )
-    return batches, recent_batches
+    beside = {**data, "num_workers": 0, "prefetch_batches": 0}
+    return batches, make_batches(beside, split, layout, steps_per_execution=1, **limits)
 
 
 def _make_monitor(
-    config: ConfigDict, schema: Schema, evaluated: Split, metric: str, ranked: Ranked
+    section: ConfigDict,
+    tasks: list[Task],
+    evaluated: Split,
+    valid: str,
+    *,
+    metric: str,
+    ranked: Ranked,
 ) -> Monitor:
+    """Makes the monitor of the section `eval`. valid: `data.valid`."""
     others = ("every_steps", "batch_size", "cluster", "top_k")
-    watched = {k: v for k, v in config.eval.items() if k not in others}
+    watched = {k: v for k, v in section.items() if k not in others}
     watched["metric"] = metric
-    evaluated_on = ""
-    if config.data.valid:
-        by_day = config.data.valid == NEXT_DAY
-        evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
-    tasks = trained_tasks(config, schema)
+    of_split = f"{evaluated.name}, {evaluated.fingerprint}" if valid else ""
+    evaluated_on = NEXT_DAY if valid == NEXT_DAY else of_split
     return make_monitor(tasks, evaluated_on=evaluated_on, ranked=ranked, **watched)
 
 
@@ -477,14 +471,16 @@ def _check_room(program: CompiledSteps) -> None:
         )
 
 
-def _report_batches(config: ConfigDict, batches: TrainBatches, report: Report) -> None:
+def _report_batches(
+    batches: TrainBatches, batch_size: int, data: Mapping[str, Any], report: Report
+) -> None:
     """Reports room for lists, worker processes, and groups that are small."""
     room.report_room(batches.list_room, report)
-    if config.data.num_workers == _AUTOMATIC and batches.num_workers:
+    if data["num_workers"] == _AUTOMATIC and batches.num_workers:
         report(f"{batches.num_workers} processes make batches (data.num_workers)")
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
-            f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
+            f"batch_size / data.shards = {batch_size // data['shards']} has no divisor"
             f" from {_SMALL_GROUP} to {MAX_GROUP}, so lists are packed {batches.group} examples at"
             " a time, with much padding. A larger power of two is best."
         )
