@@ -19,7 +19,8 @@ from jaxrank.features import Schema, Task
 
 # Variance for features whose ids differ by no more than chance. Of correlated features, such as the
 # site and the app of an ad, the first one explains everything, but the others need some variance
-# too. Where no feature explains anything, the model stays close to the constant.
+# too, but no more than their ids differ by without the others. Where no feature explains anything,
+# the model stays close to the constant.
 MIN_VARIANCE = 0.0005
 _MIN_FRACTION = 0.7  # of the mean variance
 # Numbers are few, so their effects need little shrinkage. More variance than this would let the
@@ -57,9 +58,15 @@ class _Variance(NamedTuple):
 
 
 class _Estimate(NamedTuple):
-    """Variances of effects on a task, or on tasks of one unit. ids: {feature: variance}."""
+    """Variances of effects on a task, or on tasks of one unit.
+
+    ids: {feature: variance}.
+    limits: {feature: variance of its effects without the other features, not reduced by
+        standard errors}.
+    """
 
     ids: dict[str, float]
+    limits: dict[str, float]
     numbers: float
 
 
@@ -94,7 +101,7 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     the largest of many chance effects would stand out where clicks are rare. Variances are means
     over the binary tasks. That of numbers is at least the mean over features. Features of a single
     id, and tasks whose labels are all equal, do not count in a mean. See `_has_pairs` for the
-    pairs.
+    pairs, and `_mean_estimate` for the least variances.
 
     Tasks of other kinds have y - p and p (1 - p) of their own; see `residuals`. Each of them has a
     unit of its own, which `Prior.tasks` returns relative to that of the binary tasks, or of the
@@ -115,16 +122,16 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
         known = prepare_labels(labels[:, i], task.kind)
         if known is None:
             continue
-        variances, outputs = _variances(features, known)
+        variances, limits, outputs = _variances(features, known)
         if task.kind != "binary":
             dispersions[task.name] = residuals(outputs, known).dispersion
         has_pairs = has_pairs or _has_pairs(columns, known, outputs)
-        estimate = _Estimate(variances, _variance_of_numbers(dense, known))
+        estimate = _Estimate(variances, limits, _variance_of_numbers(dense, known))
         by_unit.setdefault(_unit(task), []).append(estimate)
     units = sorted(by_unit, key=bool)
     ids, numbers, factors = _in_one_unit(
-        [_mean_estimate(by_unit[unit], features) for unit in units]
-        or [_mean_estimate([], features)]
+        [_mean_estimate(by_unit[unit], features, has_pairs) for unit in units]
+        or [_mean_estimate([], features, has_pairs)]
     )
     factor = dict(zip(units, factors, strict=False))
     return Prior(
@@ -141,16 +148,27 @@ def _unit(task: Task) -> str:
     return "" if task.kind == "binary" else task.name
 
 
-def _mean_estimate(estimates: list[_Estimate], features: Iterable[str]) -> _Estimate:
-    """Returns the mean over tasks of one unit, with the least variances."""
+def _mean_estimate(
+    estimates: list[_Estimate], features: Iterable[str], has_pairs: bool
+) -> _Estimate:
+    """Returns the mean over tasks of one unit, with the least variances.
+
+    The least variance is for features whose effects others explain, and for those that matter in
+    pairs alone. Where pairs have no effects, it is therefore limited by the variance of a feature
+    without the others.
+    """
+    limits = {name: _mean(estimate.limits[name] for estimate in estimates) for name in features}
     means = {name: _mean(estimate.ids[name] for estimate in estimates) for name in features}
     mean = _mean(means.values())
     numbers = _mean(estimate.numbers for estimate in estimates)
     numbers = min(numbers, _MAX_VARIANCE_OF_NUMBERS)
     least = _largest(MIN_VARIANCE, _MIN_FRACTION * mean, _FRACTION_OF_NUMBERS * numbers)
-    variances = {name: _largest(mean, least) for name, mean in means.items()}
+    variances = {}
+    for name, variance in means.items():
+        limited = least if has_pairs else float(np.fmin(least, limits[name]))
+        variances[name] = _largest(variance, limited, MIN_VARIANCE)
     known = _mean(variances[name] for name in features if not math.isnan(means[name]))
-    return _Estimate(variances, _largest(numbers, known, MIN_VARIANCE))
+    return _Estimate(variances, limits, _largest(numbers, known, MIN_VARIANCE))
 
 
 def _in_one_unit(estimates: list[_Estimate]) -> tuple[dict[str, float], float, list[float]]:
@@ -196,14 +214,20 @@ def _features(parts: list[Examples], schema: Schema) -> Mapping[str, _Feature]:
 
 def _variances(
     features: Mapping[str, _Feature], labels: Labels
-) -> tuple[dict[str, float], np.ndarray]:
-    """Returns the variance of each feature's effects on a task, and the outputs f64[n] by them.
+) -> tuple[dict[str, float], dict[str, float], np.ndarray]:
+    """Returns variances and limits as `_Estimate` has them for a task, and the outputs f64[n].
 
-    A variance is NaN if the feature has a single id.
+    A variance is NaN if the feature has a single id. Its limit is then infinite.
     """
     outputs = constant_outputs(labels)
+    constant = residuals(outputs, labels)
     variances = dict.fromkeys(features, _Variance(0.0, math.inf))
+    limits = {}
     for name, (example, index, factor) in features.items():
+        score = np.bincount(index, factor * constant.score[example])
+        variance = np.bincount(index, factor**2 * constant.variance[example])
+        alone = _effect_variance(score, variance, constant.tail)
+        limits[name] = alone.value + _STANDARD_ERRORS * alone.error  # 0 above chance: the errors
         now = residuals(outputs, labels)
         score = np.bincount(index, factor * now.score[example])
         variance = np.bincount(index, factor**2 * now.variance[example])
@@ -212,7 +236,7 @@ def _variances(
             effects = now.effects(score, variance, variances[name].value)
             outputs += np.bincount(example, factor * effects[index], len(outputs))
     shrunken = _shrunken(list(variances.values()))
-    return dict(zip(features, shrunken, strict=True)), outputs
+    return dict(zip(features, shrunken, strict=True)), limits, outputs
 
 
 def _columns(features: Mapping[str, _Feature], dense: np.ndarray) -> list[np.ndarray]:
