@@ -48,6 +48,7 @@ from jaxrank.evaluation.requests import RequestSpec, request_spec
 from jaxrank.features import MAX_GROUP, Schema, Task
 from jaxrank.layout import Layout, ReplicatedRows
 from jaxrank.metrics.early_stopping import Monitor, Ranked, make_monitor, monitored_tasks
+from jaxrank.metrics.registry import check_means
 from jaxrank.placement import decide
 from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report, format_bytes
@@ -272,6 +273,7 @@ def build(
     sections = config.data, config.features, config.source
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
+    check_means()
     check_row_shards(mesh.shape[meshes.SHARD])
     data = run_data.locate(*sections, directory, inherits=inherits_store)
     is_new = not files.has_checkpoint(directory)

@@ -10,6 +10,9 @@ Users register their own:
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
+import numpy as np
+
 from jaxrank import extensions
 from jaxrank.errors import InputError
 from jaxrank.features import RANKED_KINDS
@@ -149,3 +152,37 @@ def register(
         return mean
 
     return registered
+
+
+def check_means() -> None:
+    """Checks that each registered metric returns one number per label.
+
+    It may start the devices of JAX, so processes must have been connected before.
+
+    Raises:
+        InputError: a metric does not, or is not for both NumPy and JAX arrays.
+    """
+    for metric in BY_NAME.values():
+        if metric.mean is not None:
+            _check_mean(metric.name, metric.mean)
+
+
+def _check_mean(name: str, mean: Callable[[Any, Any], Any]) -> None:
+    """Checks the results for two examples of NumPy, and for the shape of a batch of JAX."""
+    examples = np.array([0.25, 0.75]), np.array([0.0, 1.0])
+    batch = jax.ShapeDtypeStruct((2, 3), np.float32)
+    try:
+        results = (mean(*examples), [2]), (jax.eval_shape(mean, batch, batch), [2, 3])
+    except jax.errors.TracerArrayConversionError as error:
+        raise InputError(
+            f"metric {name!r} must use operators and methods that NumPy and JAX arrays both have:"
+            " found a function of NumPy, which fails for JAX arrays. Write `x.clip(1e-7)` for"
+            " `np.maximum(x, 1e-7)`, and functions such as log from jax.numpy."
+        ) from error
+    for result, shape in results:
+        if list(getattr(result, "shape", [])) != shape:
+            raise InputError(
+                f"metric {name!r} must return one number per label, of shape {shape}: found"
+                f" {list(getattr(result, 'shape', [])) or repr(result)}. The weighted mean is"
+                " computed by jaxrank."
+            )

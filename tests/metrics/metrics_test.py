@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from registries import restored
 from sklearn.metrics import log_loss, roc_auc_score
 
+from jaxrank.errors import InputError
 from jaxrank.metrics import exact as exact_metrics
+from jaxrank.metrics import registry
 from jaxrank.metrics import sums as metrics
 from jaxrank.metrics.registry import METRICS, Metric
 
@@ -329,3 +332,22 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
 def test_weights_without_shifts_stay_as_they_are():
     weights = jax.numpy.ones((3, 2))
     assert metrics.traffic_weights(weights, weights, np.zeros((3, 0), np.float32)) is weights
+
+
+@pytest.mark.parametrize(
+    ("mean", "message"),
+    [
+        (
+            lambda p, y: ((p - y) ** 2).mean(),
+            r"'own' must return one number per label.*\[2\]: found",
+        ),
+        (lambda p, y: (p - y).sum(-1), r"of shape \[2\]: found np.float64"),
+        (lambda p, y: p if p.ndim == 1 else p[:, 0], r"of shape \[2, 3\]: found \[2\]"),
+        (lambda p, y: np.log(np.maximum(p, 1e-7)), "operators and methods that NumPy and JAX"),
+    ],
+)
+def test_a_metric_that_is_not_elementwise_is_rejected(mean, message):
+    with restored():
+        registry.register("own")(mean)
+        with pytest.raises(InputError, match=message):
+            registry.check_means()
