@@ -231,7 +231,8 @@ class Dense(LearningRate):
         "dense",
         choices=("dense", "all"),
         help="dense: clip_norm limits the norm over dense parameters; all: over dense parameters"
-        " and the rows of tables that a step reads, scaled by one factor",
+        " and the rows of tables that a step reads, also in frozen tables, scaled by one"
+        " factor",
     )
     weight_decay: float = field(
         0.0,
@@ -252,6 +253,14 @@ class Dense(LearningRate):
         partial=True,
         help="fields of the optimizer, such as b1, b2, eps",
     )
+
+    def check(self, where: str) -> None:
+        """Rejects a scope of a norm without a limit."""
+        super().check(where)
+        if self.clip_scope == "all" and not self.clip_norm:
+            raise InputError(
+                f"{where}.clip_norm: must be above 0 with {where}.clip_scope = 'all': found 0."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

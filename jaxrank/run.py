@@ -278,9 +278,6 @@ def build(
     data = run_data.locate(*sections, directory, inherits=inherits_store)
     is_new = not files.has_checkpoint(directory)
     store = data.prepare(report, functools.partial(_check_names, config, is_new))
-    with processes.together():
-        if is_new:
-            open_table_vectors(config, store.schema)  # checks the files
     requests = request_spec(config, store)
     metric = watched_metric(config, store.schema, requests.column)
     split = store.split(config.data.train, "data.train")

@@ -438,6 +438,7 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
             (0.1,),
             r"model.dropouts: must .* one number per layer .*: found \(0.1,",
         ),
+        ("optim.dense.clip_scope", "all", "optim.dense.clip_norm: must be above 0 .*: found 0"),
         ("task_losses", {"clik": "bce"}, "task_losses: must be of tasks .*: found 'clik'"),
         ("task_losses", {"click": {"name": "focl"}}, "task_losses.click: must be one of .*'focal'"),
         ("task_losses", {"click": "squared"}, "task_losses.click: must be one of .*'binary'"),

@@ -71,8 +71,9 @@ class RunData:
         if self.is_own:
             self._check_source(store)
         store = self.selected(store)
-        if check is not None and not is_absent:
-            check(store.schema)
+        with processes.together():  # a check may read files, which one process may lack
+            if check is not None and not is_absent:
+                check(store.schema)
         return store
 
     def selected(self, store: Store) -> Store:

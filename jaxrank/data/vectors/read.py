@@ -81,7 +81,10 @@ def open_vectors(path: str, where: str) -> VectorFiles:
         InputError: there is no file, or the first one is invalid or has no vectors.
     """
     files.check_named(path, where)
-    paths = files.find(path)
+    try:
+        paths = files.find(path)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
     first = paths[0]
     width = _parquet_width(first) if _is_parquet(first) else _TextFile(first).width
     return VectorFiles(path, tuple(paths), width)
