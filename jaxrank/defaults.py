@@ -2,8 +2,9 @@
 
 A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples the model is a
 factorization machine with a prior estimated from the labels, trained close to its optimum. On more
-data it is the ranker, as it overfits rare ids on less. The choice depends on the data alone, not on
-devices, and is in the config that a run saves.
+data it is the ranker, as it overfits rare ids on less. Another model that is named for so few
+examples has a few epochs at rates that are not reduced for its small batches. The choice depends on
+the data alone, not on devices, and is in the config that a run saves.
 """
 
 import functools
@@ -31,6 +32,8 @@ _STEPS_PER_EPOCH = 100  # from which on batches grow with the data
 _BATCHES = 256, 4096
 _STEPS = 480  # of a factorization machine, within its range of epochs
 _EPOCHS = 6, 24
+# Of a network on up to MAX_SMALL examples. Fewer steps at reduced rates leave it near its start.
+_NETWORK_STEPS, _NETWORK_EPOCHS = 500, 3
 _FACTORS = 8
 # Variance of all products of pairs, relative to that of all single effects: where pairs have an
 # effect beyond chance, and where they have none. There the products would only overfit.
@@ -265,13 +268,23 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
             f"{math.ceil(data.rows / config.batch_size):,} steps per epoch, as near to"
             f" {_STEPS_PER_EPOCH} as batches from {low} to {high} allow"
         )
+    is_short = (
+        not is_machine
+        and not data.in_order
+        and 0 < data.rows <= min(MAX_SMALL, _NETWORK_STEPS * config.batch_size)
+    )
     if not config.num_steps and not config.num_epochs:
         epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), _EPOCHS[0]), _EPOCHS[1])
-        config.num_epochs = float(epochs) if is_machine else 1.0
+        if is_short:
+            epochs = min(math.ceil(_NETWORK_STEPS * config.batch_size / data.rows), _NETWORK_EPOCHS)
+        config.num_epochs = float(epochs) if is_machine or is_short else 1.0
         reasons["num_epochs"] = (
             f"{_steps(config, data):,} steps; the optimum is near {_STEPS}, within {_EPOCHS[0]} to"
             f" {_EPOCHS[1]} epochs"
             if is_machine
+            else f"{_steps(config, data):,} steps; a network needs about {_NETWORK_STEPS}, within"
+            f" {_NETWORK_EPOCHS} epochs"
+            if is_short
             else "networks overfit rare ids from the second epoch on"
         )
     tables = config.optim.tables
@@ -294,15 +307,23 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
     for name, rate in zip(("dense", "tables"), rates, strict=True):
         section, path = config.optim[name], f"optim.{name}"
         if not section.base_batch:
-            is_tuned = is_machine and not section.base_learning_rate
-            section.base_batch = config.batch_size if is_tuned else 4096
+            is_tuned = not section.base_learning_rate
+            section.base_batch = 4096
+            if is_tuned and is_machine:
+                section.base_batch = config.batch_size
+            elif is_tuned and is_short:
+                section.base_batch = min(config.batch_size, 4096)
         if not section.base_learning_rate:
             section.base_learning_rate = rate
             reasons[f"{path}.base_learning_rate"] = f"for batches of {section.base_batch:,}"
         if not section.decay:
             section.decay = "linear" if is_machine else "constant"
             reasons[f"{path}.decay"] = (
-                "the last steps average the noise of batches" if is_machine else "one epoch"
+                "the last steps average the noise of batches"
+                if is_machine
+                else "few epochs"
+                if is_short
+                else "one epoch"
             )
 
 

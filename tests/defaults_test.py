@@ -179,6 +179,30 @@ def open_config(store):
     return c
 
 
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "epochs", "base_batch"),
+    [
+        (24_000, 256, 3.0, 256),
+        (60_000, 512, 3.0, 512),
+        (900_000, 4096, 3.0, 4096),
+        (1_000_001, 4096, 1.0, 4096),
+    ],
+)
+def test_a_network_that_is_named_trains_enough_on_few_examples(
+    rows, batch_size, epochs, base_batch
+):
+    config = default("ranker")
+    c = chosen(config, rows=rows)
+    assert (c.batch_size, c.num_epochs) == (batch_size, epochs)
+    assert c.optim.dense.base_batch == c.optim.tables.base_batch == base_batch
+    # A rate that is set keeps its base, and so do days in order.
+    config.optim.dense.base_learning_rate = 0.1
+    c = chosen(config, rows=rows)
+    assert (c.optim.dense.base_batch, c.optim.tables.base_batch) == (4096, base_batch)
+    c = chosen(config, rows=rows, in_order=True)
+    assert (c.num_epochs, c.optim.tables.base_batch) == (1.0, 4096)
+
+
 def test_a_resumed_run_and_one_started_from_it_never_choose_again(store, tmp_path, monkeypatch):
     first = tmp_path / "first"
     result = train(open_config(store), first, report=nothing)
