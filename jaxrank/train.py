@@ -16,7 +16,7 @@ from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.batch_statistics import reestimated
-from jaxrank.config_files import hyperparameters
+from jaxrank.config_files import hyperparameters, to_plain
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.evaluation import baseline as regression
 from jaxrank.evaluation import days, slices
@@ -36,6 +36,7 @@ from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.runtime.stop import Asked, ShutdownSignal
 from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import TrainState, Weights, prediction_weights
+from jaxrank.task_losses import loss_name
 from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.phases import PhaseTimer
@@ -315,6 +316,7 @@ class Milestones:
         self._run, self._recorder, self._writer = run, recorder, writer
         self._watch, self._timer, self._report = watch, timer, report
         self._saved = time.monotonic()  # or started
+        self._has_warned = False  # of tasks that are worse than a constant, with the causes
         self.scores: dict[int, scoring.Scores] = {}
 
     def continues(self, step: int) -> bool:
@@ -417,7 +419,16 @@ class Milestones:
             self._writer.image(step, "reliability", draw_reliability(scores.buckets))
         self._writer.flush()
         suffix = f", on {day}" if day else ""
-        self._report(evaluation_line(f"step {step}{suffix}", scores.metrics, _untrained(run)))
+        untrained = _untrained(run)
+        line = evaluation_line(
+            f"step {step}{suffix}",
+            scores.metrics,
+            untrained,
+            {task: loss_name(entry) for task, entry in to_plain(run.config.task_losses).items()},
+            is_first=not self._has_warned,
+        )
+        self._has_warned |= bool(worse_than_constant(scores.metrics).keys() - set(untrained))
+        self._report(line)
         return scores
 
 

@@ -24,7 +24,7 @@ from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
-from jaxrank.evaluation.report import format_training
+from jaxrank.evaluation.report import constant_warning, format_training
 from jaxrank.run import build
 from jaxrank.step import prediction_weights
 from jaxrank.telemetry import recorder
@@ -236,6 +236,11 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
     reported = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
     (line,) = (line for line in lines if line.startswith("step 8: "))
     assert re.search(reported, line.splitlines()[1])
+    assert "calibrate" not in line  # the loss is that of the metric
+    own = constant_warning(result.metrics, {"click": "expected_cost"})
+    assert "in this order: a loss other than bce, squared and poisson" in own
+    later = constant_warning(result.metrics, {}, is_first=False)
+    assert later.endswith("which should be below 1). Likely causes: see the first evaluation.")
     summary = format_training(result, str(tmp_path))
     assert re.search(reported, summary)
     model, constant, best = (

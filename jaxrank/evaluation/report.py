@@ -11,6 +11,7 @@ from jaxrank.evaluation.evaluate import Evaluation
 from jaxrank.evaluation.requests import WEIGHTING, request_lines
 from jaxrank.evaluation.score import Metrics
 from jaxrank.evaluation.slices import surely_lost
+from jaxrank.losses import DEFAULT_OF_KIND
 from jaxrank.metrics.exact import calibration_error
 from jaxrank.metrics.intervals import Z
 from jaxrank.metrics.registry import CALIBRATION, NORMALIZED, TITLES, title_of
@@ -19,8 +20,13 @@ _SHOWN = 20  # values of a column
 _SHOWN_IN_ORDER = 100  # values of a column of days, hours or buckets
 _MIN_SHOWN_SECONDS = 0.05  # seconds of a phase
 _MISSING = "missing"
+_PROPER = frozenset(DEFAULT_OF_KIND.values())  # losses whose minimum is that of the metrics
+_LOSS_CAUSE = (
+    "a loss other than bce, squared and poisson (task_losses), whose minimum is not at the rate of"
+    " the labels (run `jaxrank calibrate` after training, and compare AUC);"
+)
 _CAUSES = (
-    "Likely causes, in this order: too few steps (num_epochs, num_steps); a learning rate that is"
+    " too few steps (num_epochs, num_steps); a learning rate that is"
     " too high or too low (optim.dense.base_learning_rate, optim.tables.base_learning_rate); large"
     " numbers that are not scaled (standardize or log in features.dense); stale statistics of batch"
     " norm (model.batch_norm_momentum); a shift between the splits."
@@ -94,23 +100,44 @@ def worse_than_constant(metrics: Metrics) -> dict[str, str]:
     }
 
 
-def constant_warning(metrics: Metrics) -> str:
-    """Returns a sentence on tasks that are worse than a constant and why; empty if none is."""
+def constant_warning(
+    metrics: Metrics, losses: Mapping[str, str] | None = None, *, is_first: bool = True
+) -> str:
+    """Returns a sentence on tasks that are worse than a constant and why; empty if none is.
+
+    Args:
+        losses: {task: name} of the losses that are chosen for tasks. None: they are not known.
+        is_first: whether the causes are listed.
+    """
     worse = worse_than_constant(metrics)
     if not worse:
         return ""
     tasks = ", ".join(f"{task} ({shown}, which should be below 1)" for task, shown in worse.items())
-    return f"Worse than the best constant: {tasks}. {_CAUSES}"
+    start = f"Worse than the best constant: {tasks}."
+    if not is_first:
+        return f"{start} Likely causes: see the first evaluation."
+    other = {losses[task] for task in worse if task in losses} - {"", *_PROPER} if losses else set()
+    cause = f" {_LOSS_CAUSE}" if losses is None or other else ""
+    return f"{start} Likely causes, in this order:{cause}{_CAUSES}"
 
 
-def evaluation_line(start: str, metrics: Metrics, untrained: Collection[str] = ()) -> str:
+def evaluation_line(
+    start: str,
+    metrics: Metrics,
+    untrained: Collection[str] = (),
+    losses: Mapping[str, str] | None = None,
+    *,
+    is_first: bool = True,
+) -> str:
     """Returns the line of an evaluation, with a second one where a constant does better.
 
     Args:
         untrained: tasks of weight 0, to which no constant is compared.
+        losses, is_first: see `constant_warning`.
     """
     line = f"{start}: {short_summary(metrics, untrained)}"
-    warning = constant_warning({k: v for k, v in metrics.items() if k not in untrained})
+    trained = {k: v for k, v in metrics.items() if k not in untrained}
+    warning = constant_warning(trained, losses, is_first=is_first)
     return f"{line}\n  {warning}" if warning else line
 
 
