@@ -57,9 +57,11 @@ class TaskLoss:
     def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
         each = self.function(outputs, labels)
         if getattr(each, "shape", None) != outputs.shape:
+            # Not the repr of an array, which is a tracer.
+            value = f"shape {list(each.shape)}, {each.dtype}" if hasattr(each, "dtype") else each
             raise InputError(
                 f"loss {self.name!r} must return one number per label, of shape"
-                f" {list(outputs.shape)}: found {list(getattr(each, 'shape', [])) or each!r}."
+                f" {list(outputs.shape)}: found {value}."
             )
         return each
 

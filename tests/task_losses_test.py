@@ -109,7 +109,9 @@ def test_an_invalid_entry_is_rejected_with_its_path(chosen, message):
 
 def test_a_loss_that_is_not_elementwise_is_rejected():
     function = task_losses.TaskLoss("mean", lambda outputs, labels: jnp.mean(outputs))
-    with pytest.raises(InputError, match=r"'mean' must return one number per label.*\[2, 3\]"):
+    with pytest.raises(
+        InputError, match=r"'mean' must return one number per label.*\[2, 3\]: found shape \[\], f"
+    ):
         function(jnp.asarray(OUTPUTS), jnp.asarray(LABELS))
 
 

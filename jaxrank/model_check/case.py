@@ -19,6 +19,7 @@ from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.examples import Examples
 from jaxrank.features import PAD, Batch, Schema, Task
 from jaxrank.layout import Layout
+from jaxrank.metrics.registry import check_means
 from jaxrank.models import Inputs, Model
 from jaxrank.placement import plan
 from jaxrank.program import BatchShape, CompiledSteps
@@ -128,6 +129,7 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
         InputError: a field is invalid, or there is no data.
     """
     configs.check(config)
+    check_means()
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = plan.open_data(located, config, report)
