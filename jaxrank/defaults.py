@@ -32,7 +32,8 @@ _STEPS_PER_EPOCH = 100  # from which on batches grow with the data
 _BATCHES = 256, 4096
 _STEPS = 480  # of a factorization machine, within its range of epochs
 _EPOCHS = 6, 24
-# Of a network on up to MAX_SMALL examples. Fewer steps at reduced rates leave it near its start.
+# Of a network on few examples, where fewer steps at reduced rates leave it near its start.
+_NETWORK_ROWS = 100_000
 _NETWORK_STEPS, _NETWORK_EPOCHS = 500, 3
 _FACTORS = 8
 # Variance of all products of pairs, relative to that of all single effects: where pairs have an
@@ -271,7 +272,7 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
     is_short = (
         not is_machine
         and not data.in_order
-        and 0 < data.rows <= min(MAX_SMALL, _NETWORK_STEPS * config.batch_size)
+        and 0 < data.rows <= min(_NETWORK_ROWS, _NETWORK_STEPS * config.batch_size)
     )
     if not config.num_steps and not config.num_epochs:
         epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), _EPOCHS[0]), _EPOCHS[1])
