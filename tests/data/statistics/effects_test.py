@@ -124,7 +124,7 @@ def variance_by_chance(labels, ids):
 
 @pytest.mark.parametrize("kind", ["explained", "in pairs", "uncertain", "without effect"])
 def test_the_least_is_for_features_that_may_have_effects(drawn, kind, monkeypatch):
-    """Features that others explain, any beside pairs, and those of which little is known."""
+    """Features that others explain, any beside pairs, and one of which little is known."""
     ids, labels = drawn
     rng, rows = np.random.default_rng(1), 1000 if kind == "uncertain" else ROWS
     if kind == "explained":
