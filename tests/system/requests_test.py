@@ -17,6 +17,7 @@ from jaxrank import cli, request_losses
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
 from jaxrank.evaluation import calibrate, evaluate
+from jaxrank.evaluation import requests as requests_of_split
 from jaxrank.evaluation.comparison import compare
 from jaxrank.evaluation.gate import judge
 from jaxrank.explain import importance
@@ -168,6 +169,41 @@ def test_a_gate_judges_metrics_of_requests_by_slices(variants, tmp_path, capsys)
     out = capsys.readouterr().out
     assert "of independent requests by request" in out
     assert "NDCG@10" in out
+
+
+@pytest.mark.parametrize("names", [("conversion", "click"), ("like", "conversion", "click")])
+def test_a_gate_counts_candidates_by_the_tasks_of_the_new_run(
+    names, variants, tmp_path, monkeypatch
+):
+    workdir = variants.unbroken("requests")[0]
+    other = shutil.copytree(workdir, tmp_path / "other")
+    run = evaluate.open_run(str(workdir))
+    new = compare.score(str(workdir), run)
+    read = run.requests.read(run.split)
+    # Tasks with other sampling of negatives: their examples stand for other numbers of candidates.
+    standing = np.random.default_rng(0).choice([1.0, 20.0], read.candidates.shape)
+    read = read._replace(candidates=standing)
+    monkeypatch.setattr(requests_of_split, "read_requests", lambda *_: read)
+    columns = [{"click": 0, "conversion": 1, "like": 1}[name] for name in names]
+    scores = new.scores._make(a[:, columns] for a in new.scores)
+    noise = np.random.default_rng(1).normal(size=scores.logits.shape).astype(np.float32)
+    scores = scores._replace(logits=scores.logits + noise)
+    old = new._replace(tasks={name: Task(name) for name in names}, scores=scores)
+    monkeypatch.setattr(compare, "score", lambda *_: old)
+    gate = judge.judge(str(workdir), against=str(other), fail_if=["click/ndcg@10 < -0.1%"])
+    (differences,) = gate.comparison.differences
+    assert list(new.tasks) == ["click", "conversion"]
+    for i, task in enumerate(new.tasks):
+        base, value = (
+            ranking.request_metrics(
+                *(a[:, j] for a in s), standing[:, i], read.code, kind="binary", k=10
+            ).metrics
+            for s, j in ((old.scores, names.index(task)), (new.scores, i))
+        )
+        for name in ("ndcg@10", "mrr", "recall@10"):
+            expected = value[name] - base[name]
+            assert abs(expected) > 1e-4
+            assert differences[task][name]["difference"] == pytest.approx(expected, rel=1e-9)
 
 
 def _number(entry):

@@ -57,17 +57,21 @@ class Rows(NamedTuple):
     groups: slices. None: there are none.
     clusters: by the field `eval.cluster`. None: examples are independent.
     spec, requests: see `requests.RequestSpec`.
+    tasks: names of the columns of `requests.candidates`. Compared runs may have other tasks.
     """
 
     groups: slices.Groups | None = None
     clusters: slices.Clusters | None = None
     spec: RequestSpec = NO_REQUESTS
     requests: Requests | None = None
+    tasks: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, run: Opened, by: str) -> "Rows":
         """Reads the rows of an opened run. See `slices.read_groups` for `by` and errors."""
-        return cls(run.groups(by), run.clusters(), run.requests, run.requests.read(run.split))
+        tasks = tuple(task.name for task in run.predictor.layout.schema.tasks)
+        requests = run.requests.read(run.split)
+        return cls(run.groups(by), run.clusters(), run.requests, requests, tasks)
 
 
 class ScoredRun(NamedTuple):
@@ -144,7 +148,7 @@ def compare_scored(
     """Compares runs that were scored on the same rows with the first of them.
 
     Args:
-        rows: what the examples belong to, by the first run.
+        rows: what the examples belong to, read from any of the runs.
         simultaneous: widens the intervals of slices so that with 95% confidence all of them contain
             what they estimate (Bonferroni).
     """
@@ -277,8 +281,7 @@ def _compared(
     differences: list[dict[str, Any]] = [{} for _ in scored[1:]]
     code = rows.clusters.code[members] if rows.clusters else None
     for task in tasks:
-        first = list(scored[0].tasks).index(task.name)
-        models = [_influences(run, task, first, members, rows, code) for run in scored]
+        models = [_influences(run, task, members, rows, code) for run in scored]
         base = models[0]
         for of_run, model in zip(runs, models, strict=True):
             of_run["metrics"][task.name] = model.metrics
@@ -316,12 +319,11 @@ class _Influences(NamedTuple):
 def _influences(
     run: ScoredRun,
     task: Task,
-    first: int,
     members: np.ndarray,
     rows: Rows,
     code: np.ndarray | None,
 ) -> _Influences:
-    """Scores a task of a run. `first`: index of the task in the run whose rows these are."""
+    """Scores a task of a run."""
     column = list(run.tasks).index(task.name)
     logits, labels, weights = (array[members, column] for array in run.scores)
     metrics = exact.exact(logits, labels, weights, task.kind)
@@ -330,7 +332,8 @@ def _influences(
     influence = intervals.influences(logits, labels, weights, task.kind)
     requests = None
     if rows.requests:
-        requests = rows.requests.score(first, task.kind, logits, labels, weights, members)
+        index = rows.tasks.index(task.name)
+        requests = rows.requests.score(index, task.kind, logits, labels, weights, members)
     if requests is not None:
         metrics |= requests.metrics()
     return _Influences(metrics, influence, weights, requests, code)
