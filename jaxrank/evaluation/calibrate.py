@@ -11,6 +11,7 @@ from jaxrank.calibration import by_value, files
 from jaxrank.calibration.by_value import ByValue
 from jaxrank.calibration.fit import METHODS
 from jaxrank.calibration.maps import Calibration, LogitMap
+from jaxrank.data.spec.resolve import num_numbered
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.evaluate import load_run, open_run
@@ -138,10 +139,6 @@ def calibrate(
         rows = scoring.feature_rows(other.split, schema, by)
         origin["by"] = by
     calibration = Calibration(maps, parents, origin, corrections)
-    sums = run.checkpoints.saved_checksums(step)["weights"]  # exchanged between the processes
-    with processes.together():
-        if processes.is_first():
-            files.save(run.directory, step, calibration, tasks, sums)
     mapped = scoring.calibrated(measured, calibration, rows)
     values = None
     if corrections is not None:
@@ -149,6 +146,10 @@ def calibrate(
         assert groups is not None
         measures = _measure_by_value(groups, measured, mapped, schema, ranked, clusters)
         values = {"feature": by, "fitted": len(corrections.rows), "values": measures}
+    sums = run.checkpoints.saved_checksums(step)["weights"]  # exchanged between the processes
+    with processes.together():  # last: a calibration that cannot be measured is not kept
+        if processes.is_first():
+            files.save(run.directory, step, calibration, tasks, sums)
     return Calibrated(
         step=step,
         method=method,
@@ -185,8 +186,11 @@ def _fit_by_value(
         InputError: no value has enough examples.
     """
     column = next(entry for entry in schema.id_columns if entry.name == feature)
-    encoding = next(table.encoding for table in schema.tables if table.name == column.table)
-    reserved = [int(PAD)] if encoding == "integer" else [int(PAD), *range(RESERVED_ROWS)]
+    table = next(table for table in schema.tables if table.name == column.table)
+    shared = range(RESERVED_ROWS)
+    if table.encoding == "integer":
+        shared = range(num_numbered(table), table.rows)  # of invalid ids
+    reserved = [int(PAD), *shared]
     is_known = np.any(scored.weights[:, list(maps)] > 0, axis=1)
     chosen = by_value.frequent_rows(rows, is_known, reserved)
     if not len(chosen):

@@ -4,13 +4,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tiny
+import xxhash
 from runs import nothing
 
 from jaxrank import cli
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.errors import InputError
-from jaxrank.evaluation import evaluate
-from jaxrank.evaluation.calibrate import calibrate, describe
+from jaxrank.evaluation import evaluate, slices
+from jaxrank.evaluation.calibrate import _fit_by_value, calibrate, describe
+from jaxrank.evaluation.score import Scored
+from jaxrank.features import Table
 from jaxrank.metrics import exact
 from jaxrank.runtime import processes
 from jaxrank.train import train
@@ -119,3 +122,25 @@ def test_all_processes_exchange_the_checksums_and_only_the_first_writes(trained,
     result = calibrate(str(trained), split="train", measure_on="valid", report=nothing)
     assert exchanged == [result.step]
     assert not (trained / "calibration" / f"{result.step}.json").exists()
+
+
+def test_a_calibration_that_cannot_be_measured_is_not_kept(trained, monkeypatch):
+    calibrate(str(trained), split="train", measure_on="valid", method="none")
+    monkeypatch.setattr(slices, "MAX_VALUES", 2)
+    with pytest.raises(InputError, match="--by: column 'c1' must have at most 2"):
+        calibrate(str(trained), split="train", measure_on="valid", by="c1", report=nothing)
+    assert evaluate.evaluate(str(trained)).calibrated is None
+
+
+@pytest.mark.parametrize(("encoding", "expected"), [("integer", [0, 1, 2]), ("vocabulary", [2, 3])])
+def test_rows_that_values_share_have_no_correction(encoding, expected):
+    """Row 3 of numbers is the one of invalid ids, rows 0 and 1 of a vocabulary are reserved."""
+    table = Table("t", 4, encoding, xxhash.xxh3_64_hexdigest(b"oov"))
+    schema = SimpleNamespace(
+        id_columns=[SimpleNamespace(name="c", table="t")], tables=[table], tasks=["click"]
+    )
+    rows = np.arange(4).repeat(100)
+    labels = np.tile([0.0, 1.0], 200)[:, None]
+    scored = Scored(np.zeros((400, 1)), labels, np.ones((400, 1)))
+    fitted = _fit_by_value("c", {0: lambda x: x}, scored, rows, schema, "data")
+    assert list(fitted.rows) == expected
