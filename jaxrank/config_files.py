@@ -210,7 +210,7 @@ def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
     name = re.findall(r"[^\W\d]\w*", field[0])[-1:] if field else []
     if not name or any(name[0] in override for override in overrides):
         return ""
-    file = str(path).partition(".py:")[0].removesuffix(".py") + ".py"
+    file, _ = _divided(path)
     lines = Path(file).read_text(errors="replace").splitlines()
     word = re.compile(rf"\b{name[0]}\b")
     numbers = [i for i, line in enumerate(lines, 1) if word.search(line.partition("#")[0])]
@@ -218,12 +218,16 @@ def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
     return f" See {places}." if places else ""
 
 
-def _loaded(path: str | Path) -> ConfigDict:
+def _divided(path: str | Path) -> tuple[str, list[str]]:
+    """Returns the file of a config, which may be a shipped one, and arguments of `get_config`."""
     if shipped_name := re.fullmatch(r"(\w+)(:\w*)?", str(path)):
         path = f"{_shipped(shipped_name[1])}{shipped_name[2] or ''}"
     name, colon, argument = str(path).partition(".py:")
-    arguments = [argument] if colon else []
-    path = f"{name}.py" if colon else path
+    return (f"{name}.py", [argument]) if colon else (str(path), [])
+
+
+def _loaded(path: str | Path) -> ConfigDict:
+    path, arguments = _divided(path)
     if not Path(path).is_file() or Path(path).suffix != ".py":
         raise InputError(f"--config: no such file: {path}. It must be a Python file.")
     spec = importlib.util.spec_from_file_location("jaxrank_config", path)

@@ -558,3 +558,9 @@ def test_a_config_of_a_version_without_names_of_models_is_that_of_the_ranker():
 def test_the_reference_in_the_docs_is_that_of_the_declarations():
     """After a change: python -m jaxrank.config_reference > docs/config.md"""
     assert (ROOT / "docs" / "config.md").read_text() == config_reference.markdown()
+
+
+def test_a_field_that_contradicts_a_shipped_config_is_reported():
+    """The name of a shipped config is no path of a file, whose lines are searched for the field."""
+    with pytest.raises(InputError, match="optim.dense.clip_norm: must be above 0"):
+        config_files.load("quickstart", ["--config.optim.dense.clip_scope=all"])

@@ -146,6 +146,7 @@ def calibrate(
         assert groups is not None
         measures = _measure_by_value(groups, measured, mapped, schema, ranked, clusters)
         values = {"feature": by, "fitted": len(corrections.rows), "values": measures}
+    before, after = (_measure(scored, schema, ranked) for scored in (measured, mapped))
     sums = run.checkpoints.saved_checksums(step)["weights"]  # exchanged between the processes
     with processes.together():  # last: a calibration that cannot be measured is not kept
         if processes.is_first():
@@ -155,8 +156,8 @@ def calibrate(
         method=method,
         split=name,
         measured_on=measured_on,
-        before=_measure(measured, schema, ranked),
-        after=_measure(mapped, schema, ranked),
+        before=before,
+        after=after,
         skipped=skipped,
         path=str(path),
         checkpoint=where,
@@ -169,7 +170,7 @@ def _check_feature(schema: Schema, feature: str) -> None:
     """Raises InputError unless a feature has one id per example."""
     columns = [entry.name for entry in schema.id_columns]
     known = [name for name in columns if columns.count(name) == 1]
-    check_choice("--by, a feature of one id per example,", feature, known)
+    check_choice("--by", feature, known, "The feature must have one id per example.")
 
 
 def _fit_by_value(

@@ -101,7 +101,10 @@ def test_the_values_of_a_feature_are_corrected_and_reported(trained):
     [
         (dict(split="valid"), "must name another split than --split.*found 'valid' for both"),
         (dict(split="train", measure_on="vald"), "^--measure-on: .*'vald'"),
-        (dict(split="train", by="l0"), "--by, a feature of one id per.*must be one of.*found .l0."),
+        (
+            dict(split="train", by="l0"),
+            "--by: must be one of.*found .l0.*. The feature must have one id per",
+        ),
         (dict(split="train", by="c1", method="none"), "--by: must be used without --method=none"),
         (dict(split="train", method="plat"), "--method: must be one of.*found 'plat'.*'platt'"),
     ],
