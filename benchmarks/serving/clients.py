@@ -1,5 +1,6 @@
 """Requests with generated or recorded values, and connections that send them again and again."""
 
+import dataclasses
 import json
 import random
 import socket
@@ -46,7 +47,12 @@ def read_rows(path: str, signature: Signature) -> list[dict[str, Any]]:
     if path:
         return [json.loads(line) for line in Path(path).read_text().splitlines()]
     r = random.Random(0)
-    return [{c.name: _value(r, c) for c in signature.columns} for _ in range(4000)]
+    numbers = {feature.column for feature in signature.dense if not feature.separator}
+    columns = [
+        dataclasses.replace(c, type="float32") if c.name in numbers and c.type == "text" else c
+        for c in signature.columns
+    ]
+    return [{c.name: _value(r, c) for c in columns} for _ in range(4000)]
 
 
 def _value(r: random.Random, column: Column) -> Any:
