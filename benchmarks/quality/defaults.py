@@ -26,6 +26,7 @@ import pyarrow.csv
 from ml_collections import ConfigDict
 
 from benchmarks.harness.arguments import positive, run_main
+from jaxrank import json_files
 from jaxrank.config import default
 from jaxrank.evaluation import baseline
 from jaxrank.evaluation.evaluate import evaluate, load_run
@@ -151,7 +152,7 @@ def differences(folder: Path, config_of: Any, seeds: range) -> Iterator[tuple[fl
         if not scores.exists():
             config = config_of(place, seed)
             config.seed = seed
-            scores.write_text(json.dumps(score_test(config, place / "run")))
+            json_files.write(scores, score_test(config, place / "run"))
         record = json.loads(scores.read_text())
         (metrics,) = record["metrics"].values()
         (regression,) = record["baseline"]["metrics"].values()
@@ -226,7 +227,7 @@ def main() -> None:
             )
             with args.results.open("a") as lines:
                 for result in results:
-                    lines.write(json.dumps(common | result | dict(note=note)) + "\n")
+                    lines.write(json_files.to_text(common | result | dict(note=note)) + "\n")
 
 
 if __name__ == "__main__":

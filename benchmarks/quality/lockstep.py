@@ -1,6 +1,5 @@
 """Trains DCN-V2 of jaxrank and of FuxiCTR on the same batches; see `parity.py`."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 
 from benchmarks.harness.checkout import ROOT
+from jaxrank import json_files
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.config_files import load
@@ -195,4 +195,4 @@ def compare_steps(store: Path, steps: int, causes: bool, folder: Path) -> None:
         name: trained.losses.tolist()
         for name, trained in {"jaxrank": equal.trained, **pairs}.items()
     }
-    (folder / "losses.json").write_text(json.dumps(record))
+    json_files.write(folder / "losses.json", record)

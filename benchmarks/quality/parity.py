@@ -35,6 +35,7 @@ from benchmarks.harness.checkout import environment
 from benchmarks.quality import movielens
 from benchmarks.quality.lockstep import CONFIG, EQUAL, compare_steps, flags
 from benchmarks.quality.seeds import prepare_once
+from jaxrank import json_files
 from jaxrank.config_files import load
 from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.metrics import run_intervals
@@ -115,7 +116,7 @@ def compare_runs(
                 scores = peer_run(data, seed, epochs)
             else:
                 scores = jaxrank_run(store, seed, settings, place / "run")
-            record.write_text(json.dumps(scores))
+            json_files.write(record, scores)
         return json.loads(record.read_text())
 
     print("| program | seeds | test AUC | test logloss | AUC minus FuxiCTR's | logloss |")

@@ -29,6 +29,7 @@ import numpy as np
 
 from benchmarks.harness.arguments import positive, run_main
 from benchmarks.harness.checkout import environment
+from jaxrank import json_files
 from jaxrank.config import FREE
 from jaxrank.config_files import differences, load, to_plain
 from jaxrank.data.store.reader import open_store
@@ -64,7 +65,7 @@ def fields(args: Sequence[str]) -> list[str]:
 
 def plain(config: Any) -> dict[str, Any]:
     """Converts a config or a section of it to JSON types."""
-    return json.loads(json.dumps(to_plain(config), default=str))
+    return json_files.plain(to_plain(config))
 
 
 def check_same(workdir: Path, config: Any) -> None:
@@ -113,9 +114,7 @@ def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[i
         kept = {k: trained[k] for k in ("step", "seconds", "examples_per_second")}
         if was_begun:  # this call has measured a part of the run only
             kept |= {"seconds": None, "examples_per_second": None}
-        written = folder / "scores.json.tmp"
-        written.write_text(json.dumps({"command": command, "trained": kept, "tested": tested}))
-        written.replace(scores)
+        json_files.write(scores, {"command": command, "trained": kept, "tested": tested})
     earlier = json.loads(scores.read_text())
     if (other := earlier.get("command", [])) != command:
         raise SystemExit(

@@ -7,7 +7,6 @@ per step, and the ratio of the times per id.
 """
 
 import argparse
-import json
 import time
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 
 from benchmarks.harness.arguments import positive
 from jaxrank import config as configs
-from jaxrank import defaults
+from jaxrank import defaults, json_files
 from jaxrank import mesh as meshes
 from jaxrank.build import make_step_spec
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
@@ -131,7 +130,7 @@ def main() -> None:
         results[case.features] = {"compile_seconds": case.compile_seconds, "step_seconds": step}
     ratios = np.array(seconds[many]) / np.array(seconds[few])
     print(f"time per id, {many.features} / {few.features} features: {np.median(ratios):.3f}")
-    print(json.dumps({"ratio": float(np.median(ratios)), "features": results}))
+    print(json_files.to_text({"ratio": float(np.median(ratios)), "features": results}))
 
 
 if __name__ == "__main__":

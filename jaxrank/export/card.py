@@ -1,10 +1,10 @@
 """Writes model_card.md of a bundle: what the model is, from which data, and how well it did."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from jaxrank.export.comparison.check import Checked
+from jaxrank.json_files import to_text
 
 _SCORE = "A score orders the candidates of a request. It has no calibration and is no probability."
 
@@ -45,7 +45,7 @@ def card(signature: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 def _column(column: Mapping[str, Any]) -> str:
     kind = f"list of {column['type']}" if column["is_list"] else column["type"]
     place = {"any": "context or candidate"}.get(column["source"], column["source"])
-    omitted = "rejected" if column["required"] else f"`{json.dumps(column['default'])}`"
+    omitted = "rejected" if column["required"] else f"`{to_text(column['default'])}`"
     if column["now"]:
         omitted = "the time of the request"
     return f"| {column['name']} | {kind} | {place} | {omitted} |"

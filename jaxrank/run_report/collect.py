@@ -1,6 +1,5 @@
 """Collects what a report shows of a run from the files in its workdir."""
 
-import json
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -144,5 +143,5 @@ def distinct_names(runs: list[RunReport]) -> list[RunReport]:
             return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
     raise InputError(
         "RUN: each run must be given once: found"
-        f" {json.dumps([str(run.directory) for run in runs])}."
+        f" {json_files.to_text([run.directory for run in runs])}."
     )

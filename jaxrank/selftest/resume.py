@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from jaxrank import json_files
 from jaxrank.checkpoints import record
 from jaxrank.runtime import processes
 from jaxrank.selftest.check import FAIL, Verdict, passes
@@ -105,7 +106,7 @@ def _are_close(expected: Any, value: Any, tolerance: float) -> bool:
 
 def _checksums(workdir: Path) -> str:
     newest = max(_saved(workdir / "checkpoints"))
-    return json.dumps(record.read(workdir / "checkpoints" / str(newest))["checksums"])
+    return json_files.to_text(record.read(workdir / "checkpoints" / str(newest))["checksums"])
 
 
 def _saved(checkpoints: Path) -> set[int]:
