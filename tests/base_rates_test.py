@@ -14,7 +14,7 @@ from runs import nothing, store_config
 from jaxrank.base_rates import base_rates
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.labels import encode_labels
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import split as stats
 from jaxrank.data.store import manifest
 from jaxrank.data.store.reader import open_store
@@ -31,7 +31,7 @@ def log_odds(positives, negatives):
 
 def counted(tasks, columns):
     """The statistics of labels, as `prepare` counts them."""
-    spec = feature_spec(dict(tasks=tasks))
+    spec = FeatureSpec.from_state(dict(tasks=tasks))
     batch = pa.RecordBatch.from_pydict(columns)
     result = encode_labels(Chunk(batch, "a.csv", numbered(1, batch.num_rows)), spec.tasks)
     statistics = stats.Statistics(spec)

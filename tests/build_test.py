@@ -5,7 +5,7 @@ import tiny
 
 from jaxrank import build, outputs
 from jaxrank.data.prepare.passes import prepare
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import provisional_schema, resolve
 from jaxrank.errors import InputError
 
@@ -13,7 +13,7 @@ COLUMNS = ["click", "p_click", "conversion", "p_conversion", "f0", "c0", "c1", "
 
 
 def make_schema(config):
-    spec = feature_spec(config.features.to_dict())
+    spec = FeatureSpec.from_state(config.features.to_dict())
     return provisional_schema(resolve(spec, [*COLUMNS, "l1_weight"]))
 
 

@@ -7,8 +7,8 @@ the priors are those of the values beyond their sampling errors, by the method o
 with few labels stays near the map of all examples, and all do where values do not differ.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,15 @@ class ByValue(NamedTuple):
         is_known = (known[place] == rows)[:, None]
         slopes, offsets = (np.array(a, np.float64)[place] for a in (self.slopes, self.offsets))
         return np.where(is_known, slopes, 1.0), np.where(is_known, offsets, 0.0)
+
+    def to_state(self) -> dict[str, Any]:
+        """Converts the corrections to JSON."""
+        return self._asdict()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "ByValue":
+        pairs = (tuple(map(tuple, state[name])) for name in ("slopes", "offsets"))
+        return cls(state["feature"], tuple(state["rows"]), *pairs)
 
 
 def frequent_rows(rows: np.ndarray, is_known: np.ndarray, reserved: Sequence[int]) -> np.ndarray:

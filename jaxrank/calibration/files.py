@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrank import json_files
-from jaxrank.calibration.by_value import ByValue
-from jaxrank.calibration.maps import Calibration, LogitMap
+from jaxrank.calibration.maps import Calibration
 from jaxrank.errors import InputError
 
 _AGAIN = " Run `jaxrank calibrate` again, or with --method=none to remove the file."
@@ -35,11 +34,7 @@ def save(
     content = {
         "step": step,
         "weights": _digest(checksums),
-        "tasks": list(tasks),
-        "maps": {tasks[i]: entry._asdict() for i, entry in calibration.maps.items()},
-        "parents": list(calibration.parents),
-        "origin": dict(calibration.origin),
-        "by": calibration.by._asdict() if calibration.by else None,
+        **calibration.to_state(tasks),
     }
     json_files.write(path, _SEAL.add(content))
     return path
@@ -63,16 +58,7 @@ def load(workdir: Path, step: int, checksums: Mapping[str, int]) -> Calibration 
             f"{path}: must be of the weights of checkpoint {step}: found the calibration of others,"
             f" which had this step before.{_AGAIN}"
         )
-    numbers = {name: i for i, name in enumerate(content["tasks"])}
-    maps = {
-        numbers[name]: LogitMap(tuple(m["x"]), tuple(m["y"]), m["left"], m["right"])
-        for name, m in content["maps"].items()
-    }
-    by = content.get("by")  # absent in files of earlier versions
-    if by is not None:
-        pairs = (tuple(map(tuple, by[name])) for name in ("slopes", "offsets"))
-        by = ByValue(by["feature"], tuple(by["rows"]), *pairs)
-    return Calibration(maps, tuple(content["parents"]), content["origin"], by)
+    return Calibration.from_state(content)
 
 
 def _digest(checksums: Mapping[str, int]) -> str:

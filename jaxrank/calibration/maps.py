@@ -44,6 +44,14 @@ class LogitMap(NamedTuple):
         parts = (logits[:, None] - x[None, :-1]) / (x[1:] - x[:-1])[None, :]
         return result + (xp.clip(parts, 0, 1) * (y[1:] - y[:-1])[None, :]).sum(axis=1)
 
+    def to_state(self) -> dict[str, Any]:
+        """Converts the map to JSON."""
+        return self._asdict()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "LogitMap":
+        return cls(tuple(state["x"]), tuple(state["y"]), state["left"], state["right"])
+
 
 class Calibration(NamedTuple):
     """The maps of a checkpoint's tasks.
@@ -75,6 +83,24 @@ class Calibration(NamedTuple):
                 slopes, offsets = coefficients
                 columns[task] = slopes[:, task] * columns[task] + offsets[:, task]
         return xp.stack(bounded(columns, self.parents, xp), axis=1)
+
+    def to_state(self, tasks: Sequence[str]) -> dict[str, Any]:
+        """Converts the calibration to JSON, with the names of all tasks instead of numbers."""
+        return {
+            "tasks": list(tasks),
+            "maps": {tasks[i]: entry.to_state() for i, entry in self.maps.items()},
+            "parents": list(self.parents),
+            "origin": dict(self.origin),
+            "by": self.by.to_state() if self.by else None,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Calibration":
+        numbers = {name: i for i, name in enumerate(state["tasks"])}
+        maps = {numbers[name]: LogitMap.from_state(m) for name, m in state["maps"].items()}
+        by = state.get("by")  # absent in states of earlier versions
+        corrections = None if by is None else ByValue.from_state(by)
+        return cls(maps, tuple(state["parents"]), state["origin"], corrections)
 
 
 def bounded(columns: Sequence[Any], parents: Sequence[int], xp: Any = np) -> list[Any]:

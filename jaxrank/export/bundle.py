@@ -19,7 +19,6 @@ from jaxrank.config_files import to_plain
 from jaxrank.data.keyed_hash import Pseudonymise, fingerprint, pseudonymise, read_key
 from jaxrank.data.lock import empty_directory
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_stored
 from jaxrank.errors import InputError
 from jaxrank.export import dense_part as dense_parts
@@ -206,7 +205,7 @@ def check_packages(flag: str) -> None:
 
 def bundle_features(source: Source) -> FeatureSpec:
     """Returns the resolved features of a run, which a bundle can encode."""
-    features = feature_spec(to_plain(source.run.config.features))
+    features = FeatureSpec.from_state(to_plain(source.run.config.features))
     return resolve_stored(features, source.run.schema, source.store.schema)
 
 
@@ -271,9 +270,7 @@ def _write_files(
         for table in run.schema.tables
         if table.encoding == "vocabulary"
     ]
-    index = Written(
-        **progress.write(_INDEX, lambda path: write_index(vocabularies, path, scratch)._asdict())
-    )
+    index = Written(**progress.write(_INDEX, lambda path: write_index(vocabularies, path, scratch)))
     scratch.rmdir()
     part = dense_parts.dense_part(run.model(), layout, weights, parents, source.calibration)
     program = functools.partial(dense_parts.to_stablehlo, part)
@@ -291,7 +288,7 @@ def _write_files(
             "stablehlo": _STABLEHLO,
             "inputs": [array.name for array in part.inputs],
         },
-        "calibration": by._asdict() if by else None,
+        "calibration": by.to_state() if by else None,
         "origin": {
             "jaxrank_version": jaxrank.__version__,
             "checkpoint": source.path,

@@ -7,7 +7,6 @@ from typing import Any
 import jaxrank
 from jaxrank.data.spec.entries import CategoricalSpec
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_stored
 from jaxrank.data.store.reader import Store
 from jaxrank.export.dense_part import meaning
@@ -34,7 +33,7 @@ def recipe(
         ranked: tasks that are trained by ranking alone.
     """
     schema = layout.schema
-    spec = resolve_stored(feature_spec(config["features"]), schema, store.schema)
+    spec = resolve_stored(FeatureSpec.from_state(config["features"]), schema, store.schema)
     return {
         "jaxrank_version": jaxrank.__version__,
         "tasks": [

@@ -20,7 +20,6 @@ from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.errors import InputError
@@ -97,7 +96,7 @@ def predict_bundle(
     section = _source(signature.preparation["source"], inputs)
     source = make_source(section)
     names = source.columns(_SPLIT)
-    spec, missing = _labelled(feature_spec(signature.preparation["features"]), names)
+    spec, missing = _labelled(FeatureSpec.from_state(signature.preparation["features"]), names)
     if missing:
         report(f"Without labels: {inputs} has no column {missing!r}")
     add_derived(spec.derived, names)  # rejects a missing input

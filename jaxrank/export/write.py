@@ -143,12 +143,12 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         "parents": task_parents(run.config.model, run.schema),
     }
     if source.calibration:
-        maps = {run.schema.tasks[i].name: m._asdict() for i, m in source.calibration.maps.items()}
+        maps = {run.schema.tasks[i].name: m.to_state() for i, m in source.calibration.maps.items()}
         by = source.calibration.by
         description["calibration"] = {
             "maps": maps,
             "origin": source.calibration.origin,
-            "by": by._asdict() if by else None,
+            "by": by.to_state() if by else None,
         }
     ranked = ranked_tasks(run.config)
     description |= recipe(layout, store, model=model, config=to_plain(run.config), ranked=ranked)

@@ -11,7 +11,6 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import list_starts, places_of_lists, positions, ranges
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.spec.skip import drop_features, restricted
 from jaxrank.data.statistics.list_lengths import ListLengths
@@ -103,7 +102,7 @@ class GeneratedReads:
             raise InputError(f"data.train: must be one of {source.splits}: found {split!r}.")
         if not source.chunk_rows(split):
             raise InputError(f"source.rows.{split}: must be at least 1 to be read: found 0.")
-        spec = resolve(feature_spec(features), source.columns(split))
+        spec = resolve(FeatureSpec.from_state(features), source.columns(split))
         transforms = {f.name: (0.0, 1.0) for f in spec.dense}  # floats are not read
         self.schema = drop_features(build_schema(spec, {}, {}, transforms), spec.skip)
         spec = restricted(spec, self.schema)

@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from jaxrank.config_files import differences, to_plain
 from jaxrank.data.prepare import passes
-from jaxrank.data.spec import parse, skip
+from jaxrank.data.spec import skip
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
@@ -82,12 +83,12 @@ class RunData:
         Raises:
             InputError: a name matches no feature, or no feature is left.
         """
-        spec = parse.feature_spec(self.features)
+        spec = FeatureSpec.from_state(self.features)
         return store.selected(skip.drop_features(store.schema, spec.skip))
 
     def check_features(self, store: Store) -> None:
         """Raises InputError unless the store was prepared with the features of the config."""
-        spec = parse.feature_spec(self.features)
+        spec = FeatureSpec.from_state(self.features)
         actual, expected = self._filled(store.spec.features), spec.stored.to_state()
         if actual != expected and actual == spec.stored.without_labels().to_state():
             raise InputError(
@@ -104,7 +105,7 @@ class RunData:
     def _filled(self, features: dict[str, Any]) -> dict[str, Any]:
         """Fills in the defaults of fields that came after the store was prepared."""
         try:
-            return parse.feature_spec(features).stored.to_state()
+            return FeatureSpec.from_state(features).stored.to_state()
         except InputError:
             return features
 
@@ -129,7 +130,7 @@ class RunData:
         self.check_splits(self.path)
         report(f"Preparing {self.path}")
         compression = self.settings["compression"]
-        spec = parse.feature_spec(self.features)
+        spec = FeatureSpec.from_state(self.features)
 
         def check_left(schema: Schema) -> None:
             left = skip.drop_features(schema, spec.skip)

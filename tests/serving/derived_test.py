@@ -20,7 +20,7 @@ from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.derive import derive
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.spec.derived import DerivedSpec
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import resolve
 from jaxrank.errors import InputError
 from jaxrank.export.signature import Requests, raw_columns, signature
@@ -209,7 +209,7 @@ def test_a_column_is_of_the_context_if_its_inputs_are():
 def tree(requests, **features):
     names = ("time", "seen", "user")
     section = dict(tasks=[dict(name="t", label="l")], time="time", **features)
-    spec = resolve(feature_spec(section), [*names, "l", "age", "half"])
+    spec = resolve(FeatureSpec.from_state(section), [*names, "l", "age", "half"])
     types = pa.schema([("time", pa.int64()), ("seen", pa.int64()), ("user", pa.string())])
     schema = SimpleNamespace(
         dense=[SimpleNamespace(name=e.name, mean=0, std=1) for e in spec.dense]

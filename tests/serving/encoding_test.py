@@ -17,7 +17,7 @@ from jaxrank import json_files, layout
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.encoder import Encoder as Preparation
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
@@ -106,7 +106,7 @@ def built(entry, names, types, folder):
 
 def build_encoder(section, names, types, folder):
     """Returns both encoders of a section `features`, and the signature."""
-    spec = resolve(feature_spec(section), names)
+    spec = resolve(FeatureSpec.from_state(section), names)
     words = pa.array(WORDS)
     counted = Vocabulary(words, np.ones(len(words)))
     vocabularies = {t.name: counted for t in spec.tables if t.encoding == "vocabulary"}

@@ -14,7 +14,7 @@ from registries import restored
 from sharing import share_programs
 
 from jaxrank import config, config_files
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 
 pytest.importorskip("sklearn", reason="needs the extra test")
 
@@ -90,7 +90,7 @@ def test_a_config_of_a_page_is_valid(block, tmp_path):
     file.write_text(block.text)
     loaded = config_files.load(file)
     config.check(loaded)
-    assert feature_spec(config_files.to_plain(loaded.features)).tasks
+    assert FeatureSpec.from_state(config_files.to_plain(loaded.features)).tasks
 
 
 @pytest.mark.parametrize("name", ["derived.md", "sequences.md", "models.md", "placement.md"])
@@ -100,7 +100,7 @@ def test_a_fragment_of_a_config_is_valid(name):
     code = pages.marked(name, "run by docs_commands_test.py: fragment")
     exec(code, {"c": c, "ConfigDict": ConfigDict})
     config.check(c)
-    feature_spec(config_files.to_plain(c.features))
+    FeatureSpec.from_state(config_files.to_plain(c.features))
 
 
 def test_the_notebook_runs(folder, monkeypatch):

@@ -18,7 +18,7 @@ from task_kinds import KINDS, MAIN, config
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.labels import encode_labels
 from jaxrank.data.prepare.passes import prepare
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics import split as stats
 from jaxrank.data.store.reader import open_store
@@ -237,20 +237,20 @@ def test_bad_labels_are_skipped_and_reported_one_by_one(tmp_path):
 def test_what_only_a_binary_task_can_have_is_rejected(kind, change, named):
     task = dict(name="y", label="y", kind=kind) | change
     with pytest.raises(InputError, match=rf"features.tasks\[0\].{named}"):
-        feature_spec(dict(tasks=[task], time="at"))
-    feature_spec(dict(tasks=[task | dict(kind="binary", label="y")], time="at"))
+        FeatureSpec.from_state(dict(tasks=[task], time="at"))
+    FeatureSpec.from_state(dict(tasks=[task | dict(kind="binary", label="y")], time="at"))
 
 
 def test_an_unknown_kind_is_rejected():
     with pytest.raises(InputError, match="kind: must be one of 'binary', 'real', 'count': found"):
-        feature_spec(dict(tasks=[dict(name="y", label="y", kind="ordinal")]))
+        FeatureSpec.from_state(dict(tasks=[dict(name="y", label="y", kind="ordinal")]))
 
 
 @pytest.mark.parametrize("correction", ["weight", "shift"])
 def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(correction):
     sampled = dict(name="c", label="c", negative_rate=0.1, negative_correction=correction)
     numbers = [dict(name=k, label=k, kind=k) for k in ("count", "real")]
-    section = feature_spec(dict(tasks=[numbers[0], sampled, numbers[1]]))
+    section = FeatureSpec.from_state(dict(tasks=[numbers[0], sampled, numbers[1]]))
     batch = pa.RecordBatch.from_pydict({name: [0, 1] for name in ("count", "c", "real")})
     result = encode_labels(Chunk(batch, "day.parquet", numbered(1, 2)), section.tasks)
     weights = np.ones((2, 3), np.float32) if result.weights is None else result.weights
@@ -267,7 +267,7 @@ def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(c
 
 def spec(*kinds):
     tasks = [dict(name=f"t{i}", label=f"t{i}", kind=kind) for i, kind in enumerate(kinds)]
-    return feature_spec(ConfigDict(dict(tasks=tasks)).to_dict())
+    return FeatureSpec.from_state(ConfigDict(dict(tasks=tasks)).to_dict())
 
 
 def counted(labels, *kinds):

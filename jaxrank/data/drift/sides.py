@@ -17,7 +17,6 @@ from jaxrank.data.files import find, is_local, to_path
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_stored
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
@@ -114,7 +113,7 @@ def log_side(path: str, store: Store, hash_key_file: str) -> Side:
             f"--hash-key-file: must be the key that {store.path} was prepared with, if there was"
             f" one: found {hash_key_file or 'none'}."
         )
-    spec = feature_spec(store.spec.features)
+    spec = FeatureSpec.from_state(store.spec.features)
     time = spec.time if any(sequence.time for sequence in spec.sequences) else ""
     features = dataclasses.replace(
         resolve_stored(spec, store.schema, store.schema).without_labels(),

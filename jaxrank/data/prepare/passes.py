@@ -26,7 +26,6 @@ from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import (
     UnknownColumn,
     build_schema,
@@ -96,7 +95,7 @@ def prepare(
     _check_options(block_size, compression, on_error, max_rejected)
     if refit_scales and not vocabularies:
         raise InputError("--refit-scales: must have --vocabularies: found none.")
-    spec = feature_spec(features).stored
+    spec = FeatureSpec.from_state(features).stored
     unread: frozenset[str] = frozenset()
     if unlabelled:
         spec, unread = spec.without_labels(), spec.columns_of_tasks

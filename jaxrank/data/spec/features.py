@@ -1,7 +1,7 @@
 """The config's `features` section: tasks, dense, categorical and ragged features, and their
 encoding.
 
-`parse.feature_spec` reads and checks the section. `resolve.resolve` replaces patterns by the
+`FeatureSpec.from_state` reads and checks the section. `resolve.resolve` replaces patterns by the
 columns of a source.
 """
 
@@ -24,7 +24,7 @@ from jaxrank.data.spec.entries import (
 from jaxrank.data.spec.sequences import SequenceSpec, check_sequences
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
-from jaxrank.validate import field, require
+from jaxrank.validate import field, parse, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,10 +157,19 @@ class FeatureSpec:
         return dataclasses.replace(self, tasks=tasks, as_of="")
 
     def to_state(self) -> dict[str, Any]:
-        """Returns the section as plain data, with all defaults. See `parse.feature_spec`."""
+        """Returns the section as plain data, with all defaults."""
         tree = json_files.plain(self)
         assert isinstance(tree, dict)
         return tree
+
+    @classmethod
+    def from_state(cls, section: Mapping[str, Any]) -> "FeatureSpec":
+        """Reads and checks the section of a config, or the result of `to_state`.
+
+        Raises:
+            InputError: a field is unknown or missing, or has a wrong type or an invalid value.
+        """
+        return parse(cls, section, "features")
 
     @property
     def columns_of_tasks(self) -> frozenset[str]:

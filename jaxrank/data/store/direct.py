@@ -35,7 +35,6 @@ from jaxrank.data.sources.registry import parquet_source
 from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.statistics.split import Statistics
@@ -227,7 +226,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
         InputError: an encoder would have to be fitted to the data, or an error of `prepare` before
             it reads records.
     """
-    spec = feature_spec(features).stored
+    spec = FeatureSpec.from_state(features).stored
     data = parquet_source(source)
     resolved = resolve(spec, add_derived(spec.derived, data.columns(data.splits[0])))
     data.check_columns(resolved.named)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.encode.columns import Column, texts, uncastable
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import num_numbered, shared_salt
 from jaxrank.data.statistics.vocabulary import hash_rows
 from jaxrank.data.store.reader import Store
@@ -125,7 +125,7 @@ class TableVectors:
             return vocabulary_rows
         if table.encoding == "integer":
             return self._numbered_rows
-        salt = shared_salt(feature_spec(store.spec.features), table)
+        salt = shared_salt(FeatureSpec.from_state(store.spec.features), table)
         if salt is None:
             raise InputError(
                 f"embedding.init_from: the features of the table {table.name!r} must have one"

@@ -22,7 +22,7 @@ from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import labels
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store import block as blocks
@@ -42,7 +42,7 @@ def make_chunk(columns):
 
 def make_spec(columns, **features):
     features = dict(tasks=[CLICK], time_format="seconds") | features
-    return resolve(feature_spec(features), list(columns))
+    return resolve(FeatureSpec.from_state(features), list(columns))
 
 
 def make_encoder(columns, boundaries=None, as_of=None, **features):
@@ -559,13 +559,13 @@ def test_examples_count_once_though_a_record_beside_them_is_rejected():
 
 
 def test_a_section_with_all_defaults_in_full_is_the_same_section():
-    short = feature_spec(dict(tasks=[CLICK]))
+    short = FeatureSpec.from_state(dict(tasks=[CLICK]))
     (task,) = short.tasks
     assert dataclasses.asdict(task) == dict(
         name="click", label="click", kind="binary", mask="", weight="", truth="",
         negative_rate=1.0, negative_rate_column="", negative_correction="weight",
         time="", window_hours=0.0,
     )  # fmt: skip
-    assert feature_spec(short.to_state()) == short
+    assert FeatureSpec.from_state(short.to_state()) == short
     whole = dict(tasks=[CLICK | dict(negative_rate=1)])  # an int in place of a float
-    assert feature_spec(whole) == short
+    assert FeatureSpec.from_state(whole) == short

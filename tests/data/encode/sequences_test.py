@@ -9,7 +9,7 @@ import pytest
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.sequences import all_lists
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import provisional_schema, resolve
 from jaxrank.errors import InputError
 
@@ -42,7 +42,7 @@ def spec(sequence=(), ragged=(), **fields):
         ],
         "time": "time",
     }
-    return resolve(feature_spec(section | fields), [*COLUMNS, "click"])
+    return resolve(FeatureSpec.from_state(section | fields), [*COLUMNS, "click"])
 
 
 def lists(columns, **settings):

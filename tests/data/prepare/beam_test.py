@@ -16,7 +16,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import make_runner
 from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.prepare.units import WorkUnit
-from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 
@@ -162,7 +162,7 @@ def test_it_resumes_once_the_bad_record_is_mended(tmp_path):
 
 
 def make_settings(directory):
-    spec = feature_spec(dict(tasks=[CLICK]))
+    spec = FeatureSpec.from_state(dict(tasks=[CLICK]))
     return PrepareSettings(spec, {}, str(directory), FIT_NOTHING, 64, "", "error", 0, {}, "", "")
 
 

@@ -20,7 +20,7 @@ from jaxrank.data.examples import join
 from jaxrank.data.prepare import encode_unit
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.sources import text
-from jaxrank.data.spec import parse
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import resolve
 from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.errors import InputError, RunError
@@ -770,7 +770,7 @@ def test_all_blocks_but_the_last_are_full(tmp_path, monkeypatch, block_size):
     ],
 )
 def test_a_pattern_passes_over_what_other_entries_name(features, expected):
-    spec = parse.feature_spec(dict(tasks=[CLICK]) | features)
+    spec = FeatureSpec.from_state(dict(tasks=[CLICK]) | features)
     columns = ["label", "price", "a", "b", "h"]
     if expected is None:
         with pytest.raises(InputError, match=r"categorical\[0\].columns: 'p\*' matches no column"):
@@ -840,13 +840,13 @@ def test_the_manifest_holds_the_section_with_its_defaults(tmp_path):
         categorical=[dict(columns=["c"], min_count=1, table="")],
         dense=[],
     )
-    assert parse.feature_spec(short).to_state() == parse.feature_spec(long).to_state()
+    assert FeatureSpec.from_state(short).to_state() == FeatureSpec.from_state(long).to_state()
     assert (
-        parse.feature_spec(short).to_state()
-        != parse.feature_spec(short | dict(time="c")).to_state()
+        FeatureSpec.from_state(short).to_state()
+        != FeatureSpec.from_state(short | dict(time="c")).to_state()
     )
     store = prepare_csv(tmp_path, ["label", "c"], [[1, "a"]], categorical=short["categorical"])
-    assert store.spec.features == parse.feature_spec(short).to_state()
+    assert store.spec.features == FeatureSpec.from_state(short).to_state()
 
 
 # Failures.
