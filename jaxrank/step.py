@@ -151,8 +151,8 @@ class StepSpec(NamedTuple):
     learns_task_weights: bool
     ema_decay: float
     seed: int
-    skips: bool = False
-    clip_norm: float = 0.0
+    skips: bool
+    clip_norm: float
 
 
 def _inputs(

@@ -70,6 +70,7 @@ def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[i
         shards=8,
         list_slack=8.0,
         on_overflow="truncate",
+        order="shuffled",
         num_steps=options["steps_per_execution"] * 10**9,
         **options,
     )

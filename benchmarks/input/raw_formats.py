@@ -135,6 +135,7 @@ def examples_per_second(store: Store, batch_size: int) -> float:
         prefetch_batches=2,
         list_slack=8.0,
         on_overflow="error",
+        order="shuffled",
         num_steps=steps,
     )
     start = time.perf_counter()

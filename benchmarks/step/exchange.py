@@ -107,7 +107,14 @@ def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
     """Builds jaxrank's lookup and update, with gradients derived from the vectors."""
     (stack,) = lay.stacks
     embedding = Embedding(
-        lay, mesh, row_optimizer=make_row_optimizer("sgd"), room={stack.name: room}
+        lay,
+        mesh,
+        row_optimizer=make_row_optimizer("sgd"),
+        room={stack.name: room},
+        init_std=0.01,
+        l2=0.0,
+        l2_scope="read",
+        clip_norm=0.0,
     )
     tables = jax.jit(embedding.init)(jax.random.key(0))
     state = tables, embedding.init_scratch()

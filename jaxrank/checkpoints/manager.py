@@ -219,7 +219,7 @@ class Checkpoints:
         self,
         workdir: str | Path,
         *,
-        keep: int = 2,
+        keep: int = 1,
         keep_every: int = 0,
         read_only: bool = False,
     ):
@@ -229,7 +229,7 @@ class Checkpoints:
             raise InputError(
                 f"{workdir}: must be the workdir of a run: found no checkpoints. Check --workdir."
             )
-        self._retention = Retention(self.path, keep=max(1, keep), keep_every=keep_every)
+        self._retention = Retention(self.path, keep=keep, keep_every=keep_every)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._retention,
             read_only=read_only,

@@ -337,11 +337,11 @@ class Embedding(Lookup):
     """
 
     row_optimizer: RowOptimizer
-    init_std: float = 0.01
-    l2: float = 0.0
+    init_std: float
+    l2: float
     l2s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    l2_scope: str = "read"
-    clip_norm: float = 0.0
+    l2_scope: str
+    clip_norm: float
     lr_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property

@@ -32,7 +32,7 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
 from jaxrank.evaluation.model_view import view_for_model
-from jaxrank.evaluation.requests import NO_REQUESTS, RequestSpec, request_spec
+from jaxrank.evaluation.requests import RequestSpec, request_spec
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Layout
 from jaxrank.metrics import exact
@@ -225,9 +225,9 @@ class Opened(NamedTuple):
     checkpoints: Checkpoints
     store: Store
     directory: Path
-    untrained: tuple[str, ...] = ()
-    cluster: str = ""
-    requests: RequestSpec = NO_REQUESTS
+    untrained: tuple[str, ...]
+    cluster: str
+    requests: RequestSpec
 
     def calibration(self, step: int) -> Calibration | None:
         """Reads the calibration of a checkpoint. See `calibration.files.load`."""

@@ -27,9 +27,9 @@ class RequestSpec(NamedTuple):
     ranked: tasks that are trained by ranking alone. Their scores are no probabilities.
     """
 
-    column: str = ""
-    k: int = 10
-    ranked: tuple[str, ...] = ()
+    column: str
+    k: int
+    ranked: tuple[str, ...]
 
     def read(self, split: Split) -> "Requests | None":
         """Reads the requests of a split, None if the data has none."""
@@ -49,7 +49,7 @@ class RequestSpec(NamedTuple):
         return {**first, **last}
 
 
-NO_REQUESTS = RequestSpec()
+NO_REQUESTS = RequestSpec("", 0, ())
 
 
 class Requests(NamedTuple):
@@ -62,7 +62,7 @@ class Requests(NamedTuple):
 
     code: np.ndarray
     candidates: np.ndarray
-    k: int = 10
+    k: int
 
     def score(
         self,
@@ -96,7 +96,7 @@ def request_spec(config: ConfigDict, store: Store) -> RequestSpec:
     return RequestSpec(column, config.eval.top_k, ranked_tasks(config))
 
 
-def read_requests(split: Split, column: str, k: int = 10) -> Requests:
+def read_requests(split: Split, column: str, k: int) -> Requests:
     """Reads the requests of a split. An example without a value is a request of its own.
 
     Args:

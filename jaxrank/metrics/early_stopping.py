@@ -38,13 +38,13 @@ class Monitor:
 
     task: str
     metric: str
-    measures: str = ""
-    early_stopping_patience: int = 0
-    reduce_lr_patience: int = 0
-    reduce_lr_factor: float = 0.1
-    reduce_lr_least: float = 0.0
-    min_delta: float = 0.0
-    tasks: tuple[str, ...] = ()
+    measures: str
+    early_stopping_patience: int
+    reduce_lr_patience: int
+    reduce_lr_factor: float
+    reduce_lr_least: float
+    min_delta: float
+    tasks: tuple[str, ...]
     best: float | None = None
     best_step: int = 0
     since_best: int = 0

@@ -230,6 +230,7 @@ def make_batches(schema):
             prefetch_batches=0,
             list_slack=8.0,
             on_overflow="truncate",
+            order="shuffled",
             num_steps=2**20,
         )
 

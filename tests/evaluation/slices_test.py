@@ -17,7 +17,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import columns, evaluate, report, slices
-from jaxrank.evaluation.requests import RequestSpec
+from jaxrank.evaluation.requests import NO_REQUESTS
 from jaxrank.features import Task
 from jaxrank.run import build
 
@@ -270,6 +270,6 @@ def test_values_are_not_sorted_by_the_loss_of_a_ranked_task():
     groups = slices.Groups("kind", ["a", "b", "c"], code)
     tasks = [Task("click"), Task("buy")]
     for ranked, order in (([], "b"), (["click"], "c"), (["click", "buy"], "acb")):
-        spec = RequestSpec(ranked=tuple(ranked))
+        spec = NO_REQUESTS._replace(ranked=tuple(ranked))
         result = slices.group_metrics(groups, tasks, logits, labels, ones, None, spec)
         assert "".join(entry["value"] for entry in result.values).startswith(order)

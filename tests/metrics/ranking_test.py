@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from monitors import new_monitor
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from jaxrank.errors import InputError
 from jaxrank.features import Task
 from jaxrank.metrics import intervals, ranking
-from jaxrank.metrics.early_stopping import Ranked, check_metric, make_monitor
+from jaxrank.metrics.early_stopping import Ranked, check_metric
 from jaxrank.metrics.registry import title_of
 
 
@@ -150,8 +151,8 @@ def test_a_task_that_is_only_ranked_is_monitored_by_its_order():
     tasks = [Task("click"), Task("price", "real")]
     ranked = Ranked(5, ("click",))
     assert check_metric(tasks, "", ranked) == "click/ndcg@5"
-    assert make_monitor(tasks, "click/ndcg@5", ranked=ranked).higher_is_better
-    assert make_monitor(tasks, "mean/gauc", ranked=Ranked(5)).tasks == ("click",)
+    assert new_monitor(tasks, "click/ndcg@5", ranked=ranked).higher_is_better
+    assert new_monitor(tasks, "mean/gauc", ranked=Ranked(5)).tasks == ("click",)
     with pytest.raises(InputError, match=r"'click/ndcg@5', .*: found 'click/logloss'"):
         check_metric(tasks, "click/logloss", ranked)
     with pytest.raises(InputError, match="found 'click/ndcg@5'"):

@@ -153,7 +153,7 @@ def test_lookup_and_update_are_those_of_xla(
         row_optimizer=make_row_optimizer(row_optimizer),
         room={stack.name: 0.1 for stack in lay.stacks},
         l2_scope=scope,
-        **settings,
+        **{"init_std": 0.01, "l2": 0.0, "clip_norm": 0.0, **settings},
     )
     by_xla = type("ByXla", (Embedding,), {"is_native": False})(**settings)
     by_native = Embedding(**settings)
@@ -212,7 +212,13 @@ def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
 def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
     lay = layout(SCHEMA, DIMS, hot_rows("rows", 1))
     embedding = Embedding(
-        lay, meshes.make_mesh(devices=1), row_optimizer=make_row_optimizer("rowwise_adagrad")
+        lay,
+        meshes.make_mesh(devices=1),
+        row_optimizer=make_row_optimizer("rowwise_adagrad"),
+        init_std=0.01,
+        l2=0.0,
+        l2_scope="read",
+        clip_norm=0.0,
     )
     tables, batch = new_tables(embedding), examples.random_batch(lay, 64, seed=0)
     vectors, _ = lookup(embedding, tables, batch)

@@ -147,6 +147,7 @@ def test_ctrl_c_while_workers_that_read_start_waits_for_nobody(tmp_path, store):
         prefetch_batches=2,
         list_slack=6.0,
         on_overflow="truncate",
+        order="shuffled",
         num_steps=1 << 20,
     )
     program = begin(tmp_path, (_CHILDREN, _TRAIN), str(store), json.dumps(settings))

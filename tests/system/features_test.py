@@ -77,7 +77,14 @@ def batches(data):
     lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
     mesh = meshes.make_mesh(devices=1)
     embedding = Embedding(
-        lay, mesh, row_optimizer=make_row_optimizer("sgd"), room={"dim8": 1.0}, init_std=1.0
+        lay,
+        mesh,
+        row_optimizer=make_row_optimizer("sgd"),
+        room={"dim8": 1.0},
+        init_std=1.0,
+        l2=0.0,
+        l2_scope="read",
+        clip_norm=0.0,
     )
     tables = new_tables(embedding)
     result = {}

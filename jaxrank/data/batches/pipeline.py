@@ -119,7 +119,7 @@ class TrainBatches:
         prefetch_batches: int,
         list_slack: float,
         on_overflow: str,
-        order: str = "shuffled",
+        order: str,
         process: tuple[int, int] = (0, 1),
         first_step: int = 0,
         num_steps: int,

@@ -152,7 +152,7 @@ _SCRIPT = """
         batches = TrainBatches(
             store.split("train"), lay, batch_size=64, steps_per_execution=2, seed=0, shards=4,
             window_blocks=1, num_workers=2, prefetch_batches=2, list_slack=8.0,
-            on_overflow="truncate", num_steps=10**6,
+            on_overflow="truncate", order="shuffled", num_steps=10**6,
         )
         next(batches)
         print(json.dumps([p.pid for p in multiprocessing.active_children()]), flush=True)

@@ -105,6 +105,7 @@ SETTINGS = dict(
     prefetch_batches=0,
     list_slack=8.0,
     on_overflow="error",
+    order="shuffled",
     num_steps=14,
 )
 

@@ -103,6 +103,7 @@ _SETTINGS = {
     "prefetch_batches": 2,
     "list_slack": 8.0,
     "on_overflow": "error",
+    "order": "shuffled",
     "num_steps": 40,
 }
 

@@ -111,7 +111,7 @@ def test_an_example_without_a_request_is_alone_and_days_are_apart(tmp_path):
         (block,) = store.split(f"train/2024-05-0{day}").blocks()
         sizes = np.unique(block.requests[:, 0], return_counts=True)[1]
         assert sorted(sizes) == [1, 1, 4]
-    code = read_requests(store.split("train"), "user").code
+    code = read_requests(store.split("train"), "user", 10).code
     assert sorted(np.unique(code, return_counts=True)[1]) == [1, 1, 1, 1, 4, 4]
 
 
@@ -130,7 +130,7 @@ def test_requests_that_are_read_directly_are_those_of_a_store_without_days(tmp_p
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     splits = open_direct(features, source).split("train"), store.split("train")
     for split in splits:
-        code = read_requests(split, "key").code
+        code = read_requests(split, "key", 10).code
         by_key = set(zip(kept(split, "key"), code.tolist(), strict=True))
         assert len(by_key) == len({key for key, _ in by_key}) == len(set(code.tolist())) == 4
 
@@ -145,7 +145,7 @@ def test_an_empty_text_is_no_request():
             labels=np.zeros((5, 1), np.float32), logit_correction=None, requests=None,
             kept=pa.RecordBatch.from_pydict({"x": values}),
         )  # fmt: skip
-        code = read_requests(SimpleNamespace(blocks=lambda block=block: [block]), "x").code
+        code = read_requests(SimpleNamespace(blocks=lambda block=block: [block]), "x", 10).code
         assert len(set(code.tolist())) == 4
         assert code[1] == code[3]
 

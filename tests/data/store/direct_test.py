@@ -126,7 +126,8 @@ def train_batches(store, **changed):
     lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
     options = dict(
         batch_size=64, steps_per_execution=2, seed=5, shards=4, window_blocks=2, num_workers=0,
-        prefetch_batches=2, list_slack=8.0, on_overflow="error", num_steps=100,
+        prefetch_batches=2, list_slack=8.0, on_overflow="error", order="shuffled",
+        num_steps=100,
     )  # fmt: skip
     return TrainBatches(store.split("train"), lay, **options | changed)
 
