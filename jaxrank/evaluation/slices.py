@@ -204,8 +204,8 @@ def group_metrics(
     return Slices(
         groups.column,
         [values[i] for i in shown],
-        {name: mean.gauc for name, mean in gaucs.items()},
-        {name: mean.excluded for name, mean in gaucs.items()},
+        {name: mean for name, (mean, _) in gaucs.items()},
+        {name: excluded for name, (_, excluded) in gaucs.items()},
         groups.is_ordered,
     )
 

@@ -39,16 +39,6 @@ class RequestMetrics(NamedTuple):
     gauc_excluded: float
 
 
-class Gauc(NamedTuple):
-    """A mean AUC over groups.
-
-    excluded: fraction of the weight in groups without both labels, which the mean leaves out.
-    """
-
-    gauc: float
-    excluded: float
-
-
 class RequestValues(NamedTuple):
     """Metrics of each request of one task, ascending by its number.
 
@@ -148,12 +138,17 @@ def request_values(
     return RequestValues(np.flatnonzero(known)[first], weight, values, of_metric)
 
 
-def gauc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike, code: np.ndarray) -> Gauc:
+def gauc(
+    scores: ArrayLike, labels: ArrayLike, weights: ArrayLike, code: np.ndarray
+) -> tuple[float, float]:
     """Computes the mean AUC over groups with both labels, weighted by the weights of examples.
 
     Args:
         scores, labels, weights: of all examples, each [n]. Labels are in [0, 1].
         code: i64[n], number of each example's group.
+
+    Returns:
+        The mean, and the fraction of the weight in groups without both labels, which it leaves out.
     """
     arrays = [np.asarray(a, np.float64) for a in (scores, labels, weights)]
     known = arrays[2] > 0
@@ -161,7 +156,7 @@ def gauc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike, code: np.ndar
     _, group = np.unique(code[known], return_inverse=True)
     aucs, weight = _group_aucs(score, y, w, group, int(group.max(initial=-1)) + 1)
     total = weight.sum()
-    return Gauc(ratio((weight * aucs).sum(), total), 1 - ratio(total, w.sum()))
+    return ratio((weight * aucs).sum(), total), 1 - ratio(total, w.sum())
 
 
 def _group_aucs(

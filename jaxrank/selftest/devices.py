@@ -29,11 +29,6 @@ STORE = "data"  # the store of the run, in the folder of the self-test
 _MAX_STEPS = 2**30
 
 
-def whole_mesh() -> Mesh:
-    """Returns the mesh of all devices."""
-    return meshes.make_mesh()
-
-
 @contextmanager
 def built(config: ConfigDict, folder: Path) -> Iterator[Run]:
     """Builds the run on all devices, with batches without end. Prepares its store first."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrank import json_files
+from jaxrank import mesh as meshes
 from jaxrank.errors import InputError, RunError
 from jaxrank.runtime import compilation_cache, processes, rendezvous, threads
 from jaxrank.selftest import check as checks
@@ -53,7 +54,7 @@ def check_machines(folder: Path, size: Size, emit: Emit) -> bool:
         run("lock", lambda: file_system.locks(folder), _ON_FILES)
     run("space", lambda: file_system.space(folder), _ON_FILES)
 
-    mesh = devices.whole_mesh()
+    mesh = meshes.make_mesh()
     length = size.exchange_bytes, size.seconds / 3
     run("exchange", lambda: collectives.exchange(mesh, *length), _ON_NETWORK)
     run("all-reduce", lambda: collectives.all_reduce(mesh, *length), _ON_NETWORK)
@@ -63,7 +64,7 @@ def check_machines(folder: Path, size: Size, emit: Emit) -> bool:
 def check_training(folder: Path, size: Size, emit: Emit) -> None:
     """Runs the checks that train, and the unbroken run that `resume` compares with."""
     emit({"began": "devices"})
-    config = job.config(size, devices.whole_mesh().size, processes.place()[1])
+    config = job.config(size, meshes.make_mesh().size, processes.place()[1])
     with devices.built(config, folder) as built:
         _run(
             emit,
@@ -90,7 +91,7 @@ _ON_DEVICES = "Read the message. `jaxrank plan` and docs/placement.md explain th
 
 
 def _config(folder: Path, size: Size) -> Any:
-    config = job.config(size, devices.whole_mesh().size, processes.place()[1])
+    config = job.config(size, meshes.make_mesh().size, processes.place()[1])
     config.data.store = str(folder / devices.STORE)
     return config
 

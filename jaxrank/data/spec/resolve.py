@@ -1,10 +1,10 @@
 """Resolves the `features` section against data: patterns become columns, and columns a schema."""
 
 import dataclasses
-import fnmatch
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -161,7 +161,7 @@ class _Claims:
             self._named[section] = {c for e in claiming for c in e.columns if c in known}
             for entry in claiming:
                 patterns = [p for p in entry.columns if not _is_catch_all(p)]
-                matches = {c for p in patterns for c in columns if c == p or _matches(c, p)}
+                matches = {c for p in patterns for c in columns if c == p or fnmatchcase(c, p)}
                 self._matched.append((entry, matches))
 
     def other_columns(self, section: str, entry: Any, pattern: str) -> set[str]:
@@ -172,10 +172,6 @@ class _Claims:
         if _is_catch_all(pattern):
             others += [c for e, c in self._matched if e is not entry]
         return set().union(*others)
-
-
-def _matches(column: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(column, pattern)
 
 
 def _is_bucket(entry: Any) -> bool:
@@ -201,9 +197,9 @@ def _match(
             matched.add(pattern)
             continue
         not_free = reserved | passed_over(pattern)
-        free = {c for c in columns if c not in not_free and fnmatch.fnmatchcase(c, pattern)}
+        free = {c for c in columns if c not in not_free and fnmatchcase(c, pattern)}
         if not free:
-            taken = [c for c in columns if c in not_free and fnmatch.fnmatchcase(c, pattern)]
+            taken = [c for c in columns if c in not_free and fnmatchcase(c, pattern)]
             why = f" that no other field names: found {taken}." if taken else ""
             raise UnknownColumn(
                 f"{where}: {pattern!r} matches no column of the data"

@@ -164,10 +164,6 @@ def _count_lookups(admitted: Admitted, occurring: pa.Table) -> Changes:
     return admitted.changes._replace(lookups=lookups, lost=lookups - read)
 
 
-def empty_waiting() -> pa.Table:
-    return WITH_DAYS.empty_table()
-
-
 def waiting_checksum(waiting: pa.Table) -> str:
     """Returns a checksum of all columns."""
     parts = [checksum(waiting["value"])]
@@ -181,7 +177,7 @@ def _unrecorded(
     """Returns a history of ids that were all last seen on the day before the first event."""
     days = [day for day in seen if day != NO_DAY]
     before = (min(days) - 1 if days else NO_DAY) if by_event else -1
-    waiting = history.waiting if history else empty_waiting()
+    waiting = history.waiting if history else WITH_DAYS.empty_table()
     last_day = pa.array(np.full(len(waiting), before, np.int32))
     return TableHistory(
         last_days=np.full(len(earlier.values), before, np.int32),
@@ -202,7 +198,7 @@ def _grouped(seen: Mapping[int, pa.Table]) -> pa.Table:
         for day, counts in seen.items()
     ]
     if not parts:
-        return empty_waiting()
+        return WITH_DAYS.empty_table()
     grouped = pa.concat_tables(parts).group_by("value", use_threads=False)
     summed = grouped.aggregate([("count", "sum"), ("last_day", "max")])
     names = {"count_sum": "count", "last_day_max": "last_day"}

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,11 +47,6 @@ class Field:
         return HttpError(400, f"{self.name}: must be {must}: found {value!r:.80}.", self.name)
 
 
-def element_count(shape: Sequence[int]) -> int:
-    """Returns the number of elements."""
-    return math.prod(shape)
-
-
 def read_shape(value: Any, field: Field) -> tuple[int, ...]:
     """Returns a shape.
 
@@ -76,7 +71,7 @@ def read_json(data: Any, datatype: str, shape: tuple[int, ...], field: Field) ->
     values = data
     if any(type(value) is list for value in data):
         values = _flat(data, shape, field)
-    count = element_count(shape)
+    count = math.prod(shape)
     if len(values) != count:
         raise field.error(f"{count:,} values, the shape is {list(shape)}", len(values))
     check = _check(datatype)
@@ -120,9 +115,9 @@ def read_binary(data: bytes, datatype: str, shape: tuple[int, ...], field: Field
         HttpError: the data does not match the shape or the datatype.
     """
     if datatype == BYTES:
-        return _texts(data, element_count(shape), field)
+        return _texts(data, math.prod(shape), field)
     dtype = DTYPES[datatype]
-    expected = element_count(shape) * dtype.itemsize
+    expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise field.error(f"{expected:,} bytes, {list(shape)} of {datatype}", len(data))
     if datatype == "BOOL":
