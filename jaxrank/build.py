@@ -17,7 +17,7 @@ from jaxrank import step as steps
 from jaxrank.config_files import to_plain
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.packs import pack_requests
-from jaxrank.data.batches.room import ListRoom, list_room
+from jaxrank.data.batches.room import ListRoom, estimated_room, list_room, report_room
 from jaxrank.data.store.split import Split
 from jaxrank.data.vectors.read import VectorFiles, open_vectors
 from jaxrank.data.vectors.rows import ENCODINGS
@@ -28,6 +28,7 @@ from jaxrank.metrics.early_stopping import Ranked, check_metric, monitored_tasks
 from jaxrank.models.registry import FACTORIZATION_MACHINE, RANKER
 from jaxrank.outputs import check_parents, idle_tasks
 from jaxrank.program import Predictor
+from jaxrank.report import Report
 from jaxrank.run_schedule import RunSchedule
 
 # Smaller packs hold few requests of several examples, so a loss of requests trains little.
@@ -282,6 +283,15 @@ def ranked_metrics(config: ConfigDict, group: str) -> Ranked:
     return Ranked(config.eval.top_k if group else 0, ranked_tasks(config))
 
 
+def check_watched(config: ConfigDict, schema: Schema, group: str) -> None:
+    """Checks that a metric has the name of `eval.metric`. See `ranked_metrics` for `group`.
+
+    Raises:
+        InputError: no metric has that name.
+    """
+    check_metric(schema.tasks, config.eval.metric, ranked_metrics(config, group))
+
+
 def watched_metric(config: ConfigDict, schema: Schema, group: str = "") -> str:
     """Returns the "task/metric" that selects the best checkpoint.
 
@@ -367,6 +377,14 @@ def open_table_vectors(config: ConfigDict, schema: Schema) -> dict[str, VectorFi
     return opened
 
 
+def without_evaluation(config: ConfigDict) -> ConfigDict:
+    """Returns the config of a run that evaluates nothing."""
+    config = config.copy_and_resolve_references()
+    config.data.valid = ""
+    config.eval.early_stopping_patience = config.eval.reduce_lr_patience = 0
+    return config
+
+
 class Workload(NamedTuple):
     """Parts of a run that the placement of its tables depends on.
 
@@ -410,6 +428,42 @@ def make_list_room(config: ConfigDict, split: Split, schema: Schema, steps: int)
         seed=config.seed,
         **{name: config.data[name] for name in fields},
     )
+
+
+def plan_list_room(
+    config: ConfigDict,
+    split: Split | None,
+    schema: Schema,
+    list_lengths: Mapping[str, Any],
+    report: Report,
+) -> ListRoom:
+    """Returns the room for packed lists that a run allocates, and reports it.
+
+    Args:
+        split: the stored training split. None: there is no store, and the room is estimated.
+        list_lengths: of a sample; see `room.estimated_room`.
+    """
+    if split is not None:
+        packed = pack_split(config, split)
+        steps = make_run_schedule(config, packed.rows).num_steps
+        lists = make_list_room(config, packed, schema, steps)
+        report_room(lists, report)
+        return lists
+    lists = estimated_room(
+        layouts.layout(schema, table_dims(schema, config.embedding)),
+        {"list_lengths": list_lengths},
+        batch_size=config.batch_size,
+        shards=config.data.shards,
+        list_slack=config.data.list_slack,
+        has_requests=has_request_loss(config),
+    )
+    for name, ids in lists.capacities.items():
+        report(
+            f"Packed lists of {name}: capacity {ids:,} ids per {lists.group} examples, estimated"
+            f" from a sample: the mean plus {config.data.list_slack:g} standard deviations."
+            " Training measures the largest group in its store"
+        )
+    return lists
 
 
 def make_workload(config: ConfigDict, schema: Schema, lists: ListRoom) -> Workload:

@@ -1,9 +1,10 @@
 """Parts of a run, built once from its config: data, programs, checkpoints, monitor."""
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank import config_files, defaults, models, native
 from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates, short_summary
@@ -26,10 +28,12 @@ from jaxrank.build import (
     open_table_vectors,
     pack_split,
     ranked_metrics,
+    ranked_tasks,
     table_dims,
     trained_tasks,
     untrained,
     watched_metric,
+    without_evaluation,
 )
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
@@ -57,12 +61,13 @@ from jaxrank.runtime import processes, threads
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.workdir import data as run_data
-from jaxrank.workdir import files
+from jaxrank.workdir import files, lock
 
 # Smaller groups of packed lists are mostly padding.
 _SMALL_GROUP = 32
 _MORE_EPOCHS = 1.05  # ratio to the epochs of the config from which on the rounding is reported
 _AUTOMATIC = -1  # value of data.num_workers
+_MAX_STEPS = 2**30
 _LOOKED_AT = 64  # blocks that are searched for labels of a task with a parent
 
 # Fields of config.data that select the data. The others decide how it is read.
@@ -278,7 +283,7 @@ def build(
     data = run_data.locate(*sections, directory, inherits=inherits_store)
     is_new = not files.has_checkpoint(directory)
     store = data.prepare(report, functools.partial(_check_names, config, is_new))
-    requests = request_spec(config, store)
+    requests = request_spec(store, config.eval.top_k, ranked_tasks(config))
     metric = watched_metric(config, store.schema, requests.column)
     split = store.split(config.data.train, "data.train")
     config = defaults.choose(
@@ -389,6 +394,40 @@ def build(
         has_base_rates=labels is not None,
         requests=requests,
     )
+
+
+@contextlib.contextmanager
+def build_endless(
+    config: ConfigDict, directory: Path, report: Report, *, inherits_store: bool = False
+) -> Iterator[Run]:
+    """Builds a run whose batches never end, to measure it. It saves no checkpoints. See `build`."""
+    num_steps = _MAX_STEPS // config.steps_per_execution * config.steps_per_execution
+    run = build(config, directory, report, inherits_store=inherits_store, num_steps=num_steps)
+    try:
+        run.checkpoints.close()
+        yield run
+    finally:
+        run.batches.close()
+
+
+@contextlib.contextmanager
+def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> Iterator[Run]:
+    """Builds the endless run that `train` would run, without evaluation.
+
+    Changes nothing of a run in `workdir`, and no other run uses it at the same time.
+
+    Raises:
+        InputError: see `build`, or another run uses the workdir.
+    """
+    directory = files.directory(workdir)
+    configs.check(config)
+    config = without_evaluation(config)
+    with lock.locked(directory):
+        older = files.find_config(directory)
+        if older is not None:
+            config = defaults.inherit(config, older)
+        with build_endless(config, directory, report, inherits_store=True) as run:
+            yield run
 
 
 def _check_data(store: Store, split: Split, evaluated: Split, cluster: str, report: Report) -> None:

@@ -261,12 +261,10 @@ def _summarise(run: Run, result: Result, described: str, page: bool) -> None:
 def _choose_defaults(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
     """Returns the config with open fields as in the run in `directory`, or in `init_from`."""
     with processes.together():
-        if (directory / "config.json").is_file():
-            return defaults.inherit(config, workdirs.load_config(directory))
-        if init_from:
-            older, _ = start.parse_source(init_from)
-            return defaults.inherit(config, workdirs.load_config(older))
-    return config
+        older = workdirs.find_config(directory)
+        if older is None and init_from:
+            older = workdirs.load_config(start.parse_source(init_from)[0])
+    return config if older is None else defaults.inherit(config, older)
 
 
 def _check_baseline(config: ConfigDict) -> None:

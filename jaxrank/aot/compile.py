@@ -1,10 +1,11 @@
 """Compiles the programs of a config for absent TPU slices and GPUs, and reports their memory and
 cost."""
 
+import functools
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +13,19 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
+from jaxrank import defaults
 from jaxrank import mesh as meshes
 from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time, substitute
 from jaxrank.aot.topology import Topology, topology
-from jaxrank.build import make_run_schedule, make_step_spec, make_workload
+from jaxrank.build import (
+    check_watched,
+    make_run_schedule,
+    make_step_spec,
+    make_workload,
+    plan_list_room,
+)
 from jaxrank.errors import InputError
 from jaxrank.placement import plan
 from jaxrank.placement.cost import Machine, PlacementPlanner
@@ -25,8 +33,9 @@ from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD
+from jaxrank.step import StepSpec
 from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import directory
+from jaxrank.workdir.files import find_config
 
 # Smaller parts of a table may be moved whole through the fast memory of a core.
 _FAST_MEMORY = 128 * 2**20
@@ -96,14 +105,12 @@ def compile_slices(
         _check_scaling(slices, config.mesh.devices)
     configs.check(config)
     machines = [
-        _absent_machine(config, machine, substitute(machine) if scaling else machine)
+        _absent_machine(machine, substitute(machine) if scaling else machine, **config.mesh)
         for machine in slices
     ]
-    sections = config.data, config.features, config.source
-    located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
-    data = plan.open_data(located, config, report)
-    config = plan.choose_unset(config, workdir, data, report)
-    rows = int(data.reads.part_rows.sum())
+    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
+    data = plan.open_data(located, functools.partial(check_watched, config), report)
+    config = defaults.choose_unread(config, find_config(workdir), data.rows, data.schema, report)
     smallest = min((machine.topology for machine in machines), key=lambda t: t.devices)
     if scaling and slices[0].is_gpu:
         report(
@@ -111,20 +118,32 @@ def compile_slices(
             " with NVIDIA's rates. Memory, bytes sent and operations belong to that program, too:"
             " without --scaling the GPU compiler reports them"
         )
-    cases = []  # all of them are checked before the first is compiled
+    cases: list[_Case] = []  # all of them are checked before the first is compiled
     for machine in machines:
-        case = config.copy_and_resolve_references()
+        resized = config.copy_and_resolve_references()
         if scaling == "weak":
-            case.batch_size = grown(config.batch_size, smallest, machine.topology)
-            configs.check(case)
-        lists = plan.plan_list_room(case, data, report)
-        planner = PlacementPlanner(make_workload(case, data.schema, lists), data)
-        check_batch("batch_size", case.batch_size, planner.shape.group, machine.mesh.size)
-        cases.append((case, planner, machine))
-    for case, planner, machine in cases:
-        compiled, text = _compiled_case(case, planner, machine, rows, report)
+            resized.batch_size = grown(config.batch_size, smallest, machine.topology)
+            configs.check(resized)
+        lists = plan_list_room(resized, data.split, data.schema, data.traffic.list_lengths, report)
+        planner = PlacementPlanner(make_workload(resized, data.schema, lists), data)
+        check_batch("batch_size", resized.batch_size, planner.shape.group, machine.mesh.size)
+        num_steps = make_run_schedule(resized, data.rows).num_steps
+        make_spec = functools.partial(make_step_spec, resized, num_steps=num_steps)
+        cases.append(
+            _Case(
+                machine,
+                planner,
+                make_spec,
+                config.mesh.replicas,
+                config.data.shards,
+                config.eval.batch_size,
+            )
+        )
+    for case in cases:
+        compiled, text = _compiled_case(case, config.steps_per_execution, report)
         if scaling and not compiled.compiler_error:
-            took = step_time(text, machine.topology, case.batch_size, case.steps_per_execution)
+            size = case.planner.shape.batch_size
+            took = step_time(text, case.machine.topology, size, config.steps_per_execution)
             compiled = compiled._replace(step_time=took)
         yield compiled
 
@@ -135,6 +154,21 @@ class _AbsentMachine(NamedTuple):
     topology: Topology
     mesh: Mesh
     hosts: int
+
+
+class _Case(NamedTuple):
+    """A program to compile for a machine.
+
+    make_step_spec: makes the step from the keyword arguments `layout`, `mesh` and `room`.
+    replicas, shards, eval_batch_size: `mesh.replicas`, `data.shards` and `eval.batch_size`.
+    """
+
+    machine: _AbsentMachine
+    planner: PlacementPlanner
+    make_step_spec: Callable[..., StepSpec]
+    replicas: int
+    shards: int
+    eval_batch_size: int
 
 
 def _check_scaling(slices: list[Topology], devices: int) -> None:
@@ -148,35 +182,39 @@ def _check_scaling(slices: list[Topology], devices: int) -> None:
         )
 
 
-def _absent_machine(config: ConfigDict, machine: Topology, compiled: Topology) -> _AbsentMachine:
-    """Returns the mesh of a machine. compiled: the topology whose devices it consists of."""
-    devices = absent.devices(compiled)
-    used = meshes.used(config.mesh.devices, machine.devices)
-    mesh = meshes.device_mesh(devices[:used], config.mesh.replicas)
-    hosts = len({device.process_index for device in devices})
+def _absent_machine(
+    machine: Topology, compiled: Topology, *, replicas: int, devices: int
+) -> _AbsentMachine:
+    """Returns the mesh of a machine.
+
+    Args:
+        compiled: the topology whose devices it consists of.
+        replicas, devices: fields of `config.mesh`.
+    """
+    whole = absent.devices(compiled)
+    used = meshes.used(devices, machine.devices)
+    mesh = meshes.device_mesh(whole[:used], replicas)
+    hosts = len({device.process_index for device in whole})
     if used < machine.devices:
         processes.check_devices(mesh, hosts)
     return _AbsentMachine(machine._replace(devices=used), mesh, hosts)
 
 
-def _compiled_case(
-    case: ConfigDict, planner: PlacementPlanner, machine: _AbsentMachine, rows: int, report: Report
-) -> tuple[Compiled, str]:
-    """Compiles a config for a machine; see `_compiled`. rows: training examples."""
-    target, mesh, hosts = machine
-    if case.data.shards % hosts:
+def _compiled_case(case: _Case, steps_per_execution: int, report: Report) -> tuple[Compiled, str]:
+    """Compiles a case; see `_compiled`."""
+    (target, mesh, hosts), shape = case.machine, case.planner.shape
+    if case.shards % hosts:
         report(
             f"{target.name} has {hosts} hosts: data.shards must be a multiple of the number of"
-            f" processes to train on it: found {case.data.shards}"
+            f" processes to train on it: found {case.shards}"
         )
-    report(f"Compiling for {target.name}, batch {case.batch_size:,}")
-    placed = planner.cost(
-        Machine(target.name, target.devices, case.mesh.replicas, target.usable_bytes)
+    report(f"Compiling for {target.name}, batch {shape.batch_size:,}")
+    placed = case.planner.cost(
+        Machine(target.name, target.devices, case.replicas, target.usable_bytes)
     )
-    num_steps = make_run_schedule(case, rows).num_steps
-    step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
-    program = CompiledSteps(step_spec, mesh, planner.shape)  # like `run.build` on that machine
-    return _compiled(program, target, case.steps_per_execution, case.eval.batch_size)
+    step_spec = case.make_step_spec(layout=placed.layout, mesh=mesh, room=placed.room)
+    program = CompiledSteps(step_spec, mesh, shape)  # like `run.build` on that machine
+    return _compiled(program, target, steps_per_execution, case.eval_batch_size)
 
 
 def _compiled(

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import config as configs
-from jaxrank import defaults, loop
+from jaxrank import loop
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.bench import input_stages
@@ -34,12 +33,9 @@ from jaxrank.runtime.stop import Asked
 from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import StepMetrics, TrainState
 from jaxrank.telemetry.profiler import Profile
-from jaxrank.workdir import files as workdirs
-from jaxrank.workdir import lock
 
-_COMPILED = 2  # executions until the program is compiled and its arrays have their final place
+COMPILED = 2  # executions until the program is compiled and its arrays have their final place
 _ROUND = 2.0  # seconds of step and of both, per round
-_MAX_STEPS = 2**30
 
 
 class Bench(NamedTuple):
@@ -77,7 +73,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         raise InputError(f"bench must run in one process: found {processes.place()[1]}.")
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds: must be a positive number: found {seconds}.")
-    with _built(config, workdir, report) as run:
+    with runs.build_measured(config, workdir, report) as run:
         config = run.config
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
         execution = config.steps_per_execution * config.batch_size
@@ -87,7 +83,8 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         host = next(run.batches)
         report("Measuring the step, and both")
         with contextlib.closing(DevicePrefetcher(run.batches, put)) as feed:
-            rounds = _compare(run, put(host), feed, ahead, ahead / input_speed, seconds)
+            meter = StepMeter(run)
+            rounds = _compare(meter, put(host), feed, ahead, ahead / input_speed, seconds)
         run.batches.close()
         alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
         rates = Throughput(execution * input_speed, execution * alone, execution * both)
@@ -107,37 +104,16 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         )
 
 
-def input_rate(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Report) -> float:
-    """Measures the input alone, in examples/s. Compiles nothing. See `bench`."""
-    with _built(config, workdir, report) as run:
-        ahead = _ahead(run.steps_per_execution, run.config.data.prefetch_batches)
-        rate = executions_per_second(run.batches, ahead, seconds)
-        return run.steps_per_execution * run.config.batch_size * rate
+def input_rate(run: Run, *, seconds: float) -> float:
+    """Measures the input alone, in examples/s. Compiles nothing.
 
-
-@contextlib.contextmanager
-def _built(config: ConfigDict, workdir: str | Path, report: Report) -> Iterator[Run]:
-    """Builds the run of a run without evaluation and without end."""
-    directory = workdirs.directory(workdir)
-    config = _unevaluated(config)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
-        most = _MAX_STEPS // config.steps_per_execution * config.steps_per_execution
-        if (directory / "config.json").is_file():
-            config = defaults.inherit(config, workdirs.load_config(directory))
-        run = runs.build(config, directory, report, inherits_store=True, num_steps=most)
-        stack.callback(run.batches.close)
-        run.checkpoints.close()
-        yield run
-
-
-def _unevaluated(config: ConfigDict) -> ConfigDict:
-    """Returns the config without evaluation."""
-    configs.check(config)
-    config = config.copy_and_resolve_references()
-    config.data.valid = ""
-    config.eval.early_stopping_patience = config.eval.reduce_lr_patience = 0
-    return config
+    Args:
+        run: without end.
+        seconds: see `bench`.
+    """
+    ahead = _ahead(run.steps_per_execution, run.config.data.prefetch_batches)
+    rate = executions_per_second(run.batches, ahead, seconds)
+    return run.steps_per_execution * run.config.batch_size * rate
 
 
 def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
@@ -163,11 +139,12 @@ class Clock:
 
     Args:
         warm: number of executions that are not measured.
-        seconds: minimum duration of the executions after these, at least one.
+        seconds: minimum duration of the executions after these.
+        least: minimum number of the executions after these.
     """
 
-    def __init__(self, warm: int, seconds: float):
-        self._warm, self._seconds = warm, seconds
+    def __init__(self, warm: int, seconds: float, least: int = 1):
+        self._warm, self._seconds, self._least = warm, seconds, least
         self._executions = 0
         self._started = self._now = 0.0
         self._before: StepMetrics | None = None
@@ -186,7 +163,8 @@ class Clock:
             self._started = self._now
 
     def continues(self, step: int) -> bool:
-        return self._executions <= self._warm or self._now - self._started < self._seconds
+        is_short = self._executions < self._warm + self._least
+        return is_short or self._now - self._started < self._seconds
 
     def save_is_due(self) -> bool:
         return False
@@ -201,33 +179,39 @@ class Clock:
         raise AssertionError("no signal is handled")
 
 
-def _session(run: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
-    """Makes the session of `train`, with a clock in place of everything that writes or listens."""
-    execution = run.steps_per_execution
-    profiler = Profile(
-        None,
-        run.directory,
-        0,
-        lambda: None,
-        print,
-        steps_per_execution=execution,
-        num_steps=_MAX_STEPS,
-    )
-    return loop.Session(
-        train=run.program.train,
-        steps_per_execution=execution,
-        num_steps=_MAX_STEPS,
-        feed=batches,
-        recorder=clock,
-        milestones=clock,
-        profiler=profiler,
-        watch=Watchdog(0),
-        stop=None,
-    )
+class StepMeter:
+    """Trains an endless run in the loop of `train`, with a clock in place of what writes or
+    listens.
+    """
+
+    def __init__(self, run: Run):
+        self._run, self._state = run, run.program.init()
+
+    def executions_per_second(self, batches: Iterator[Any], clock: Clock) -> float:
+        """Trains on batches until the clock stops. The state continues in the next call."""
+        state = loop.run(self._session(batches, clock), self._state)
+        self._state = jax.block_until_ready(state)
+        return clock.executions_per_second
+
+    def _session(self, batches: Iterator[Any], clock: Clock) -> loop.Session:
+        run = self._run
+        length = dict(
+            steps_per_execution=run.steps_per_execution, num_steps=run.run_schedule.num_steps
+        )
+        return loop.Session(
+            train=run.program.train,
+            feed=batches,
+            recorder=clock,
+            milestones=clock,
+            profiler=Profile(None, run.directory, 0, lambda: None, print, **length),
+            watch=Watchdog(0),
+            stop=None,
+            **length,
+        )
 
 
 def _compare(
-    run: Run, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
+    meter: StepMeter, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
 ) -> list[tuple[float, float]]:
     """Measures executions/s with one repeated batch, and with the batches of `feed`, by round.
 
@@ -238,22 +222,15 @@ def _compare(
         pause: seconds until the input has prefetched all that it can.
         seconds: for each of the two, over all rounds.
     """
-    state = run.program.init()
-
-    def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
-        nonlocal state
-        clock = Clock(warm, seconds)
-        state = jax.block_until_ready(loop.run(_session(run, batches, clock), state))
-        return clock.executions_per_second
-
     rounds = max(3, round(seconds / _ROUND))
     again = itertools.repeat(batch)
-    executions_per_second(again, _COMPILED, 0)
+    meter.executions_per_second(again, Clock(COMPILED, 0))
     speeds = []
     for _ in range(rounds):
         time.sleep(pause)
-        alone = executions_per_second(again, 1, seconds / rounds)
-        speeds.append((alone, executions_per_second(feed, ahead, seconds / rounds)))
+        alone = meter.executions_per_second(again, Clock(1, seconds / rounds))
+        both = meter.executions_per_second(feed, Clock(ahead, seconds / rounds))
+        speeds.append((alone, both))
     return speeds
 
 
@@ -279,7 +256,7 @@ def _input_stages(run: Run, data: Mapping[str, Any], seconds: float) -> dict[str
 
 def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
     transfers = map(lambda b: jax.block_until_ready(put(b)), itertools.repeat(batch))
-    return executions_per_second(transfers, _COMPILED, seconds)
+    return executions_per_second(transfers, COMPILED, seconds)
 
 
 def _setting(run: Run, data: ConfigDict) -> Setting:

@@ -17,6 +17,7 @@ from jaxrank.build import (
     make_model,
     make_predictor,
     model_fields,
+    ranked_tasks,
     table_dims,
     untrained,
     weights_shape,
@@ -135,7 +136,11 @@ class SavedRun(NamedTuple):
         Raises:
             InputError: the data is absent, or the run's model cannot read it.
         """
-        return view_for_model(self.schema, self.data(store_path).open(), self.open_own)
+        return self.view(self.data(store_path).open())
+
+    def view(self, store: Store) -> Store:
+        """Returns a store as the model reads it. See `model_view.view_for_model`."""
+        return view_for_model(self.schema, store, self.open_own)
 
     def open_own(self) -> Store:
         """Opens the store that the run was trained on, to match rows by raw value.
@@ -273,7 +278,7 @@ def open_run(
     with processes.together():
         run = load_run(workdir)
         stored = run.data(data).open()
-        store = view_for_model(run.schema, stored, run.open_own)
+        store = run.view(stored)
         name = split or run.config.data.valid
         if name in ("", NEXT_DAY):
             raise InputError(f"{split_flag}: must be set, because the run has no validation split.")
@@ -287,7 +292,7 @@ def open_run(
     size = batch_size or run.config.eval.batch_size
     left = untrained(run.config, run.schema)
     cluster = run.config.eval.cluster
-    requests = request_spec(run.config, stored)
+    requests = request_spec(stored, run.config.eval.top_k, ranked_tasks(run.config))
     predictor, directory = run.predictor(), run.directory
     return Opened(size, predictor, opened, checkpoints, stored, directory, left, cluster, requests)
 

@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from ml_collections import ConfigDict
 
-from jaxrank.build import ranked_tasks
 from jaxrank.data.examples import candidates, request_starts
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
@@ -90,10 +88,9 @@ class Requests(NamedTuple):
         )
 
 
-def request_spec(config: ConfigDict, store: Store) -> RequestSpec:
-    """Returns how the requests of a run are scored on a store."""
-    column = str(store.spec.features.get("group", ""))
-    return RequestSpec(column, config.eval.top_k, ranked_tasks(config))
+def request_spec(store: Store, k: int, ranked: tuple[str, ...]) -> RequestSpec:
+    """Returns how the requests of a store are scored. See `RequestSpec` for arguments."""
+    return RequestSpec(str(store.spec.features.get("group", "")), k, ranked)
 
 
 def read_requests(split: Split, column: str, k: int) -> Requests:

@@ -1,6 +1,7 @@
 """A small case of a config: its model and features, small tables and random examples."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,9 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
+from jaxrank import defaults
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import make_model, make_step_spec, table_dims
+from jaxrank.build import check_watched, make_model, make_step_spec, table_dims
 from jaxrank.config_files import to_plain
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
@@ -27,7 +29,7 @@ from jaxrank.report import Report
 from jaxrank.step import model_inputs
 from jaxrank.task_losses import request_tasks
 from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import directory
+from jaxrank.workdir.files import find_config
 
 DEVICES = 8
 BATCH = 16 * DEVICES
@@ -130,10 +132,10 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
     """
     configs.check(config)
     check_means()
-    sections = config.data, config.features, config.source
-    located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
-    data = plan.open_data(located, config, report)
-    config = plan.choose_unset(config, workdir, data, lambda _: None)
+    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
+    data = plan.open_data(located, functools.partial(check_watched, config), report)
+    older = find_config(workdir)
+    config = defaults.choose_unread(config, older, data.rows, data.schema, lambda _: None)
     with config.unlocked():
         config.batch_size, config.steps_per_execution = BATCH, STEPS
         config.data.shards, config.mesh.replicas, config.mesh.devices = DEVICES, 1, 0

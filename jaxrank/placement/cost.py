@@ -65,6 +65,11 @@ class PlanInputs(NamedTuple):
     traffic: traffic.Traffic
     split: Split | None
 
+    @property
+    def rows(self) -> int:
+        """Number of training examples."""
+        return int(self.reads.part_rows.sum())
+
 
 class PlacementPlanner:
     """Computes the cost of placements of one workload on several machines.

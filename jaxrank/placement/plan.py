@@ -1,37 +1,26 @@
 """The placement of a config's tables on a machine that may be absent, and its cost."""
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import defaults, embedding
-from jaxrank.build import (
-    has_request_loss,
-    make_list_room,
-    make_run_schedule,
-    make_workload,
-    pack_split,
-    ranked_metrics,
-    table_dims,
-)
-from jaxrank.data.batches import room
-from jaxrank.data.batches.room import ListRoom
+from jaxrank.build import check_watched, make_workload, plan_list_room
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
-from jaxrank.layout import layout
-from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.placement import budget, traffic
 from jaxrank.placement.cost import Machine, PlacementCost, PlacementPlanner, PlanInputs
 from jaxrank.placement.replay import Replay, replay
 from jaxrank.report import Report, format_bytes
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import directory, load_config
+from jaxrank.workdir.files import find_config
 
 # A higher imbalance is worth a warning: steps wait for the busiest device.
 MAX_IMBALANCE = 1.05
@@ -85,11 +74,10 @@ def plan(
     if batches is not None and batches < 1:
         raise InputError(f"--batches: must be at least 1: found {batches}.")
     configs.check(config)
-    sections = config.data, config.features, config.source
-    located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
-    data = open_data(located, config, report)
-    config = choose_unset(config, workdir, data, report)
-    lists = plan_list_room(config, data, report)
+    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
+    data = open_data(located, functools.partial(check_watched, config), report)
+    config = defaults.choose_unread(config, find_config(workdir), data.rows, data.schema, report)
+    lists = plan_list_room(config, data.split, data.schema, data.traffic.list_lengths, report)
     planner = PlacementPlanner(make_workload(config, data.schema, lists), data)
     cost = planner.cost(machine)
     size = config.batch_size
@@ -116,14 +104,6 @@ def plan(
     )
 
 
-def choose_unset(config: ConfigDict, workdir: str, data: PlanInputs, report: Report) -> ConfigDict:
-    """The config as a run in `workdir` has it, or would have it."""
-    rows = int(data.reads.part_rows.sum())
-    is_run = workdir and (directory(workdir) / "config.json").is_file()
-    older = load_config(directory(workdir)) if is_run else None
-    return defaults.choose_unread(config, older, rows, data.schema, report)
-
-
 def _reported(batches: Iterator[Examples], count: int, report: Report) -> Iterator[Examples]:
     """Yields the batches and reports each quarter."""
     quarters = {max(1, round(count * i / 4)) for i in range(1, 4)}
@@ -133,11 +113,14 @@ def _reported(batches: Iterator[Examples], count: int, report: Report) -> Iterat
         yield batch
 
 
-def open_data(data: run_data.RunData, config: ConfigDict, report: Report) -> PlanInputs:
+def open_data(
+    data: run_data.RunData, check: Callable[[Schema, str], None], report: Report
+) -> PlanInputs:
     """Opens the data of a run if it exists, or else generated data, and measures a sample.
 
     Args:
-        config: of the run, whose `eval.metric` is checked.
+        check: receives the schema and the column `features.group` before the sample is read, and
+            may raise InputError.
 
     Raises:
         InputError: there is neither.
@@ -145,13 +128,11 @@ def open_data(data: run_data.RunData, config: ConfigDict, report: Report) -> Pla
     name, valid = data.settings["train"], data.settings["valid"]
     reads: traffic.Reads
     if data.exists():
-        store = data.open()
-        data.check_features(store)
-        store = data.selected(store)
+        store = data.open_checked()
         split = store.split(name, "data.train")
         if valid not in ("", NEXT_DAY):
             store.split(valid, "data.valid")
-        _check_metric(config, store.schema, str(store.spec.features.get("group", "")))
+        check(store.schema, str(store.spec.features.get("group", "")))
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
         return PlanInputs(store.schema, reads, traffic.measure(reads), split)
@@ -163,39 +144,9 @@ def open_data(data: run_data.RunData, config: ConfigDict, report: Report) -> Pla
     data.check_splits("the generated data")
     generated = registry.synthetic_source(data.source)
     reads = traffic.GeneratedReads(generated, name, data.features)
-    _check_metric(config, reads.schema, config.features.get("group", ""))
+    check(reads.schema, data.features.get("group", ""))
     report("Reading a sample of generated data")
-    sample = traffic.measure(reads)
-    return PlanInputs(reads.schema, reads, sample, None)
-
-
-def _check_metric(config: ConfigDict, schema: Schema, group: str) -> None:
-    check_metric(schema.tasks, config.eval.metric, ranked_metrics(config, group))
-
-
-def plan_list_room(config: ConfigDict, data: PlanInputs, report: Report) -> ListRoom:
-    """Returns the room for lists that a run allocates, or an estimate if there is no store."""
-    if data.split is not None:
-        split = pack_split(config, data.split)
-        steps = make_run_schedule(config, split.rows).num_steps
-        lists = make_list_room(config, split, data.schema, steps)
-        room.report_room(lists, report)
-        return lists
-    lists = room.estimated_room(
-        layout(data.schema, table_dims(data.schema, config.embedding)),
-        {"list_lengths": data.traffic.list_lengths},
-        batch_size=config.batch_size,
-        shards=config.data.shards,
-        list_slack=config.data.list_slack,
-        has_requests=has_request_loss(config),
-    )
-    for name, ids in lists.capacities.items():
-        report(
-            f"Packed lists of {name}: capacity {ids:,} ids per {lists.group} examples, estimated"
-            f" from a sample: the mean plus {config.data.list_slack:g} standard deviations."
-            " Training measures the largest group in its store"
-        )
-    return lists
+    return PlanInputs(reads.schema, reads, traffic.measure(reads), None)
 
 
 def _warnings(

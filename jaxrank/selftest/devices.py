@@ -1,14 +1,11 @@
 """Compares training on all devices with training on one."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
@@ -24,21 +21,7 @@ from jaxrank.step import prediction_weights
 _TOLERANCE = {"cpu": 1e-3}
 _OTHERS = 1e-2
 
-
 STORE = "data"  # the store of the run, in the folder of the self-test
-_MAX_STEPS = 2**30
-
-
-@contextmanager
-def built(config: ConfigDict, folder: Path) -> Iterator[Run]:
-    """Builds the run on all devices, with batches without end. Prepares its store first."""
-    most = _MAX_STEPS // config.steps_per_execution * config.steps_per_execution
-    run = runs.build(config, folder, lambda _: None, num_steps=most)
-    run.checkpoints.close()
-    try:
-        yield run
-    finally:
-        run.batches.close()
 
 
 class Trained(NamedTuple):

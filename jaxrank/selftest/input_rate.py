@@ -1,15 +1,13 @@
 """Compares the rate of the input with the rate of the step."""
 
+import contextlib
+import functools
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxrank import mesh as meshes
-from jaxrank.bench.measure import executions_per_second
+from jaxrank.bench.measure import COMPILED, Clock, StepMeter, input_rate
 from jaxrank.run import Run
 from jaxrank.runtime import processes, threads
 from jaxrank.runtime.prefetch import DevicePrefetcher
@@ -18,7 +16,6 @@ from jaxrank.selftest.check import Verdict, passes
 # Fractions of the step's rate. Where the cores are the devices, input and step share them.
 _BOTH = 0.9
 _INPUT = 1.2
-_WARM = 2  # executions until programs are compiled and arrays have their final place
 
 
 def check(run: Run, seconds: float) -> Verdict:
@@ -28,25 +25,13 @@ def check(run: Run, seconds: float) -> Verdict:
         seconds: duration of each of the three measurements.
     """
     mesh, execution = run.program.mesh, run.steps_per_execution * run.config.batch_size
-    batches = run.batches
-    host = next(batches)
-    on_devices = meshes.put_batch(host, mesh, leading=1)
-    state = run.program.init(run.base_rates)
-
-    def step(batch: Any) -> None:
-        nonlocal state
-        count = np.int32(run.steps_per_execution)
-        state, metrics = run.program.train(state, batch, count)
-        jax.block_until_ready(metrics.loss)
-
-    alone = execution / _seconds(step, itertools.repeat(on_devices), seconds)
-    ahead = -(-run.config.data.prefetch_batches // run.steps_per_execution) + 1
-    read = execution * min(processes.gather_values(executions_per_second(batches, ahead, seconds)))
-    feed = DevicePrefetcher(batches, lambda b: meshes.put_batch(b, mesh, leading=1))
-    try:
-        both = execution / _seconds(step, feed, seconds)
-    finally:
-        feed.close()
+    put = functools.partial(meshes.put_batch, mesh=mesh, leading=1)
+    meter = StepMeter(run)
+    batch = put(next(run.batches))
+    alone = execution * _executions_per_second(meter, itertools.repeat(batch), seconds)
+    read = min(processes.gather_values(input_rate(run, seconds=seconds)))
+    with contextlib.closing(DevicePrefetcher(run.batches, put)) as feed:
+        both = execution * _executions_per_second(meter, feed, seconds)
     return verdict(read, alone, both, on_host=meshes.platform(mesh) == "cpu")
 
 
@@ -66,18 +51,14 @@ def verdict(read: float, step: float, both: float, *, on_host: bool) -> Verdict:
     )
 
 
-def _seconds(function: Callable[[Any], None], batches: Iterator[Any], seconds: float) -> float:
-    """Returns the seconds per execution, of the slowest process.
+def _executions_per_second(meter: StepMeter, batches: Iterator[Any], seconds: float) -> float:
+    """Returns the rate of the slowest process.
 
     All processes execute equally often, because their steps exchange rows.
     """
 
     def timed(count: int) -> float:
-        started = time.perf_counter()
-        for _ in range(count):
-            function(next(batches))
-        return (time.perf_counter() - started) / count
+        clock = Clock(COMPILED, 0, least=count)
+        return min(processes.gather_values(meter.executions_per_second(batches, clock)))
 
-    timed(_WARM)
-    rate = max(processes.gather_values(timed(_WARM)))
-    return max(processes.gather_values(timed(max(2, int(seconds / max(rate, 1e-6))))))
+    return timed(max(2, int(seconds * timed(2))))

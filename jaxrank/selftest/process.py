@@ -19,6 +19,7 @@ from typing import Any
 from jaxrank import json_files
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError, RunError
+from jaxrank.run import build_endless
 from jaxrank.runtime import compilation_cache, processes, rendezvous, threads
 from jaxrank.selftest import check as checks
 from jaxrank.selftest import collectives, devices, file_system, hosts, input_rate, job, resume
@@ -65,7 +66,7 @@ def check_training(folder: Path, size: Size, emit: Emit) -> None:
     """Runs the checks that train, and the unbroken run that `resume` compares with."""
     emit({"began": "devices"})
     config = job.config(size, meshes.make_mesh().size, processes.place()[1])
-    with devices.built(config, folder) as built:
+    with build_endless(config, folder, lambda _: None) as built:
         _run(
             emit,
             "devices",

@@ -52,6 +52,20 @@ class RunData:
             return direct.open_direct(self.features, self.source)
         return open_store(self.path)
 
+    def open_checked(self) -> Store:
+        """Opens existing data with the features that training reads.
+
+        Raises:
+            InputError: the data does not exist, or was prepared with other features. For data in
+                the workdir, also if it was prepared from another source.
+        """
+        with processes.together():
+            store = self.open()
+        self._check_features(store)
+        if self.is_own:
+            self._check_source(store)
+        return self._selected(store)
+
     def prepare(self, report: Report, check: Callable[[Schema], None] | None = None) -> Store:
         """Opens the data. Process 0 prepares it first if it is absent and the config has a source.
 
@@ -59,25 +73,19 @@ class RunData:
             check: see `passes.prepare`. Data that exists is checked before it is read, too.
 
         Raises:
-            InputError: the data is absent and cannot be prepared, or was prepared with other
-                features. For data in the workdir, also if it was prepared from another source.
+            InputError: see `open_checked`, or the data is absent and cannot be prepared.
         """
         with processes.together():
             is_absent = processes.is_first() and not self.exists()
             if is_absent:
                 self._prepare(report, check)
-        with processes.together():
-            store = self.open()
-        self.check_features(store)
-        if self.is_own:
-            self._check_source(store)
-        store = self.selected(store)
+        store = self.open_checked()
         with processes.together():  # a check may read files, which one process may lack
             if check is not None and not is_absent:
                 check(store.schema)
         return store
 
-    def selected(self, store: Store) -> Store:
+    def _selected(self, store: Store) -> Store:
         """Returns the store without the features that `features.skip` names.
 
         Raises:
@@ -86,7 +94,7 @@ class RunData:
         spec = FeatureSpec.from_state(self.features)
         return store.selected(skip.drop_features(store.schema, spec.skip))
 
-    def check_features(self, store: Store) -> None:
+    def _check_features(self, store: Store) -> None:
         """Raises InputError unless the store was prepared with the features of the config."""
         spec = FeatureSpec.from_state(self.features)
         actual, expected = self._filled(store.spec.features), spec.stored.to_state()
@@ -192,9 +200,9 @@ def locate(
     is_direct = settings.direct and not store_path
     path = "" if is_direct else store_path or settings.store
     if inherits and workdir and not is_direct and not path:
-        path = files.store_of_run(Path(workdir))
+        path = files.store_of_run(workdir)
     is_own = bool(workdir) and not is_direct and not path
     if is_own:
-        path = str(Path(workdir) / "data")
+        path = str(files.directory(workdir) / "data")
     sections = (to_plain(section) for section in (settings, features, source))
     return RunData(path, is_direct, is_own, *sections)

@@ -173,9 +173,16 @@ def load_config(workdir: Path) -> ConfigDict:
         ) from error
 
 
-def store_of_run(workdir: Path) -> str:
+def find_config(workdir: str | Path) -> ConfigDict | None:
+    """Loads the config of the run in `workdir`. Returns None without a run or a workdir."""
+    is_run = workdir and (directory(workdir) / "config.json").is_file()
+    return load_config(directory(workdir)) if is_run else None
+
+
+def store_of_run(workdir: str | Path) -> str:
     """Returns the store in the config of the run in `workdir`, "" without a run or a store."""
-    return load_config(workdir).data.store if (workdir / "config.json").is_file() else ""
+    config = find_config(workdir)
+    return "" if config is None else config.data.store
 
 
 def load_schema(workdir: Path) -> Schema:

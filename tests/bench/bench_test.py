@@ -17,6 +17,7 @@ from jaxrank import cli, config_files, loop
 from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, find_limit, recommend
+from jaxrank.build import without_evaluation
 from jaxrank.data import examples
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.pipeline import TrainBatches
@@ -100,7 +101,7 @@ def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
 def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
     c = tiny.config()
     c.eval.early_stopping_patience = c.eval.reduce_lr_patience = 2
-    configs.check(measure._unevaluated(c))
+    configs.check(without_evaluation(c))
     assert c.eval.early_stopping_patience == 2
 
 

@@ -15,6 +15,7 @@ from jaxrank import cli
 from jaxrank import mesh as meshes
 from jaxrank.data import lock
 from jaxrank.errors import InputError
+from jaxrank.run import build_endless
 from jaxrank.runtime import processes
 from jaxrank.selftest import (
     check,
@@ -57,7 +58,7 @@ def folder(tmp_path_factory):
 def built(folder):
     config = job.config(SMALL, 2, 1)
     config.mesh.devices = 2
-    with devices.built(config, folder) as run:
+    with build_endless(config, folder, lambda _: None) as run:
         yield run
 
 

@@ -35,10 +35,10 @@ def bench(run: Any) -> Mapping[str, Any]:
 def input_rate(run: Any) -> Mapping[str, Any]:
     """Measures the input alone. Settings: `seconds`."""
     from jaxrank.bench import measure
+    from jaxrank.run import build_measured
 
-    workdir = run.directory / "input"
-    rate = measure.input_rate(run.config, workdir, report=print, **run.settings)
-    return {"examples_per_second": rate}
+    with build_measured(run.config, run.directory / "input", print) as built:
+        return {"examples_per_second": measure.input_rate(built, **run.settings)}
 
 
 def prepare_store(run: Any) -> Mapping[str, Any]:
