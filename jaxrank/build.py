@@ -25,7 +25,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Schema, Task
 from jaxrank.layout import Layout
 from jaxrank.metrics.early_stopping import Ranked, check_metric, monitored_tasks
-from jaxrank.models.registry import FACTORIZATION_MACHINE, RANKER
+from jaxrank.models.registry import RANKER, find_module
 from jaxrank.outputs import check_parents, idle_tasks
 from jaxrank.program import Predictor
 from jaxrank.report import Report
@@ -33,7 +33,6 @@ from jaxrank.run_schedule import RunSchedule
 
 # Smaller packs hold few requests of several examples, so a loss of requests trains little.
 MIN_PACK = 16
-_WEIGHTS_IN_ROWS = (FACTORIZATION_MACHINE, "deepfm")  # models, by the start of their rows
 _EVEN_SHARE = 64  # a multiple of it has a divisor of 64 or more
 
 
@@ -350,7 +349,8 @@ def open_table_vectors(config: ConfigDict, schema: Schema) -> dict[str, VectorFi
     """
     field, names = "embedding.init_from", [t.name for t in schema.tables]
     paths = validate.matched(field, "table", names, to_plain(config.embedding.init_from))
-    if paths and config.model.name in _WEIGHTS_IN_ROWS:
+    module = find_module(config.model.name or RANKER)
+    if paths and getattr(module, "has_weights_in_rows", False):
         raise InputError(
             f"{field}: must be empty for model.name={config.model.name!r}, because the first"
             f" numbers of its rows are weights of the tasks: found {to_plain(paths)}."

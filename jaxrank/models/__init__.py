@@ -91,7 +91,8 @@ def from_flax(module: nn.Module) -> Model:
 
     `module(inputs, train)` returns raw logits f[B, tasks] for `Inputs`, and the field `tasks` is
     the number of logits. The module may have the methods `compiler_options(platform)` and
-    `input_axes(inputs)`; see `Model`.
+    `input_axes(inputs)`; see `Model`. With the class attribute `has_weights_in_rows = True` its
+    vectors start with weights of the tasks, so that tables cannot start from pre-trained ones.
     """
 
     def init(key: jax.Array, inputs: Inputs) -> tuple[Tree, Tree]:

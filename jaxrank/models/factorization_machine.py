@@ -33,6 +33,8 @@ class FactorizationMachine(nn.Module):
         Rendle, Factorization Machines, ICDM 2010.
     """
 
+    has_weights_in_rows = True
+
     tasks: int
     scales: Mapping[str, float] = field(
         {},

@@ -24,6 +24,8 @@ class DeepFm(BoardModel):
         2017.
     """
 
+    has_weights_in_rows = True
+
     mlp_units: tuple[int, ...] = field(
         (256, 128), **WIDTHS, non_empty=True, help="widths of the tower"
     )
