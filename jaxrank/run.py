@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
@@ -49,9 +50,9 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.columns import check_column
 from jaxrank.evaluation.model_view import check_features
 from jaxrank.evaluation.requests import RequestSpec, request_spec
-from jaxrank.features import MAX_GROUP, Schema, Task
+from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Layout, ReplicatedRows
-from jaxrank.metrics.early_stopping import Monitor, Ranked, make_monitor, monitored_tasks
+from jaxrank.metrics.early_stopping import Monitor, make_monitor, monitored_tasks
 from jaxrank.metrics.registry import check_means
 from jaxrank.placement import decide
 from jaxrank.program import BatchShape, CompiledSteps, check_batch
@@ -275,100 +276,44 @@ def build(
         InputError: the config does not fit the data or the machine.
     """
     quieten_libraries()
-    sections = config.data, config.features, config.source
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_means()
     check_row_shards(mesh.shape[meshes.SHARD])
-    data = run_data.locate(*sections, directory, inherits=inherits_store)
-    is_new = not files.has_checkpoint(directory)
-    store = data.prepare(report, functools.partial(_check_names, config, is_new))
-    requests = request_spec(store, config.eval.top_k, ranked_tasks(config))
-    metric = watched_metric(config, store.schema, requests.column)
-    split = store.split(config.data.train, "data.train")
-    config = defaults.choose(
-        config, defaults.measure_data(split, store.schema, config.data.order), report
-    )
-    packed = pack_split(config, split)
-    check_requests(config, packed)
-    packs.report_packs(packed, report)
-    run_schedule = make_run_schedule(config, packed.rows)
+    config, data = _open_data(config, directory, inherits_store, report)
+    run_schedule = make_run_schedule(config, data.packed.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
     if num_steps:
         run_schedule = run_schedule._replace(num_steps=num_steps)
-    # Days that are evaluated belong to the training split, or follow it.
-    by_day = config.data.valid == NEXT_DAY
-    evaluated = store.split(
-        config.data.train.partition("/")[0] if by_day else run_schedule.valid or split.name,
-        "data.valid",
-    )
-    ranked = ranked_metrics(config, requests.column)
-    trained = trained_tasks(config, store.schema)
-    _check_data(store, split, evaluated, config.eval.cluster, report)
-    if config.data.valid:
-        name = metric.rpartition("/")[2]
-        watched = [f"{task}/{name}" for task in monitored_tasks(trained, metric, ranked)]
-        _check_watched(config.eval, watched, evaluated, report)
-    for task in untrained(config, store.schema):
+    monitor = _open_monitor(config, data, report)
+    for task in untrained(config, data.store.schema):
         report(f"The weight of {task} in task_weights is 0: this task is not trained")
-    labels = _label_statistics(split, config.data.order)
-    _report_epochs(config.num_epochs, run_schedule, packed.rows, config.batch_size, report)
-    group = packing.group_size(config.batch_size, config.data.shards)
-    check_batch("batch_size", config.batch_size, group, mesh.size)
-    kept = _kept_placement(directory, store)
+    _report_epochs(config.num_epochs, run_schedule, data.packed.rows, config.batch_size, report)
     steps = room_steps or run_schedule.num_steps
-    lists = make_list_room(config, packed, store.schema, steps)
-    placed = decide.decide(
-        split,
-        store.schema,
-        mesh,
-        kept,
-        dim_of=table_dims(store.schema, config.embedding),
-        placement=config.embedding.placement,
-        placements=config_files.to_plain(config.embedding.placements),
-        make_workload=functools.partial(make_workload, config, store.schema, lists),
-    )
-    for line in placed.messages:
-        report(line)
-    layout = placed.layout
+    placed, room_of_lists = _place_tables(config, data, mesh, directory, steps, report)
     batches, recent_batches = _open_batches(
         config.data,
-        packed,
-        layout,
+        data.packed,
+        placed.layout,
         steps_per_execution=config.steps_per_execution,
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=run_schedule.num_steps,
         room_steps=room_steps,
-        room=lists.measured,
+        room=room_of_lists,
     )
     _report_batches(batches, config.batch_size, config.data, report)
-    if by_day:
-        chosen = days.plan_evaluations(
-            store,
-            packed,
-            batches.first_steps,
-            train=config.data.train,
-            num_steps=run_schedule.num_steps,
-            batch_size=config.batch_size,
-            steps_per_execution=config.steps_per_execution,
-        )
-        run_schedule = run_schedule._replace(next_days=chosen)
-    monitor = _make_monitor(
-        config.eval, trained, evaluated, config.data.valid, metric=metric, ranked=ranked
-    )
-    sizes = (config.batch_size, batches.group, batches.capacities)
-    shape = BatchShape(*sizes, batches.has_requests)
+    if config.data.valid == NEXT_DAY:
+        run_schedule = _schedule_days(config, data, batches.first_steps, run_schedule)
     step_spec = make_step_spec(
-        config, layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
+        config, placed.layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
     )
-    _check_parents(
-        config_files.to_plain(config.model.parents),
-        split,
-        [task.name for task in store.schema.tasks],
-    )
-    program = CompiledSteps(step_spec, mesh, shape)
+    names = [task.name for task in data.store.schema.tasks]
+    _check_parents(config_files.to_plain(config.model.parents), data.split, names)
+    sizes = (config.batch_size, batches.group, batches.capacities)
+    program = CompiledSteps(step_spec, mesh, BatchShape(*sizes, batches.has_requests))
     _check_room(program)
+    labels = _label_statistics(data.split, config.data.order)
     return Run(
         config=config,
         directory=directory,
@@ -378,21 +323,21 @@ def build(
         model=model_fields(config.model)["name"],
         optimizers={part: config.optim[part].name for part in ("dense", "tables")},
         run_schedule=run_schedule,
-        store=store,
+        store=data.store,
         program=program,
         batches=batches,
         recent_batches=recent_batches,
         hot=placed.hot,
-        train_split=split,
+        train_split=data.split,
         history=History(monitor, days.DayScores(), LossSpikeDetector(config.watch.loss_spike)),
         checkpoints=Checkpoints(
             directory,
             keep=config.checkpoint.keep,
             keep_every=config.checkpoint.keep_every_steps,
         ),
-        base_rates=make_base_rates(config.model, store.schema, labels),
+        base_rates=make_base_rates(config.model, data.store.schema, labels),
         has_base_rates=labels is not None,
-        requests=requests,
+        requests=data.requests,
     )
 
 
@@ -430,22 +375,123 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
             yield run
 
 
-def _check_data(store: Store, split: Split, evaluated: Split, cluster: str, report: Report) -> None:
-    """Checks that processes have equal data, which the run can train and evaluate on."""
-    text = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
-    processes.check_same(f"the data in {store.path}", text)
+@dataclasses.dataclass(frozen=True)
+class _TrainingData:
+    """The data that a run is trained on, and how it is scored.
+
+    split: the training split.
+    packed: `split` in packs, if a loss compares the examples of requests.
+    requests: how requests are scored.
+    metric: the "task/metric" that selects the best checkpoint.
+    """
+
+    store: Store
+    split: Split
+    packed: Split
+    requests: RequestSpec
+    metric: str
+
+
+def _open_data(
+    config: ConfigDict, directory: Path, inherits_store: bool, report: Report
+) -> tuple[ConfigDict, _TrainingData]:
+    """Opens the data of a run. Returns the config too, with a value in every field."""
+    sections = config.data, config.features, config.source
+    data = run_data.locate(*sections, directory, inherits=inherits_store)
+    is_new = not files.has_checkpoint(directory)
+    store = data.prepare(report, functools.partial(_check_names, config, is_new))
+    requests = request_spec(store, config.eval.top_k, ranked_tasks(config))
+    metric = watched_metric(config, store.schema, requests.column)
+    split = store.split(config.data.train, "data.train")
+    config = defaults.choose(
+        config, defaults.measure_data(split, store.schema, config.data.order), report
+    )
+    packed = pack_split(config, split)
+    check_requests(config, packed)
+    packs.report_packs(packed, report)
+    return config, _TrainingData(store, split, packed, requests, metric)
+
+
+def _open_monitor(config: ConfigDict, data: _TrainingData, report: Report) -> Monitor:
+    """Checks that the data can be trained and evaluated on, and makes the monitor.
+
+    Raises:
+        InputError: labels or the validation split are missing, or `eval.metric` is undefined.
+    """
+    split, valid = data.split, config.data.valid
+    # Days that are evaluated belong to the training split, or follow it.
+    name = config.data.train.partition("/")[0] if valid == NEXT_DAY else valid or split.name
+    evaluated = data.store.split(name, "data.valid")
+    text = f"{split.fingerprint} {evaluated.fingerprint} {data.store.schema}"
+    processes.check_same(f"the data in {data.store.path}", text)
     _check_labels(split, report)
-    if cluster:
-        check_column(store, evaluated, cluster, "eval.cluster")
+    if config.eval.cluster:
+        check_column(data.store, evaluated, config.eval.cluster, "eval.cluster")
+    ranked = ranked_metrics(config, data.requests.column)
+    trained = trained_tasks(config, data.store.schema)
+    if valid:
+        metric = data.metric.rpartition("/")[2]
+        for task in monitored_tasks(trained, data.metric, ranked):
+            _check_metric(config.eval, f"{task}/{metric}", evaluated)
+        _report_undefined(evaluated, report)
+    others = ("every_steps", "batch_size", "cluster", "top_k")
+    settings = {k: v for k, v in config.eval.items() if k not in others}
+    of_split = f"{evaluated.name}, {evaluated.fingerprint}" if valid else ""
+    return make_monitor(
+        trained,
+        evaluated_on=NEXT_DAY if valid == NEXT_DAY else of_split,
+        ranked=ranked,
+        **settings | {"metric": data.metric},
+    )
 
 
-def _check_watched(
-    section: ConfigDict, metrics: Sequence[str], evaluated: Split, report: Report
-) -> None:
-    """Checks that the watched metrics of tasks are defined on the validation split."""
-    for metric in metrics:
-        _check_metric(section, metric, evaluated)
-    _report_undefined(evaluated, report)
+def _place_tables(
+    config: ConfigDict,
+    data: _TrainingData,
+    mesh: Mesh,
+    directory: Path,
+    steps: int,
+    report: Report,
+) -> tuple[decide.Placement, Room | None]:
+    """Places the tables of a run, and measures the room for lists of its first `steps`."""
+    schema = data.store.schema
+    group = packing.group_size(config.batch_size, config.data.shards)
+    check_batch("batch_size", config.batch_size, group, mesh.size)
+    kept = _kept_placement(directory, data.store)
+    lists = make_list_room(config, data.packed, schema, steps)
+    placed = decide.decide(
+        data.split,
+        schema,
+        mesh,
+        kept,
+        dim_of=table_dims(schema, config.embedding),
+        placement=config.embedding.placement,
+        placements=config_files.to_plain(config.embedding.placements),
+        make_workload=functools.partial(make_workload, config, schema, lists),
+    )
+    for line in placed.messages:
+        report(line)
+    return placed, lists.measured
+
+
+def _schedule_days(
+    config: ConfigDict, data: _TrainingData, first_steps: list[int], run_schedule: RunSchedule
+) -> RunSchedule:
+    """Returns the schedule with the days that progressive validation evaluates.
+
+    Args:
+        first_steps: see `TrainBatches.first_steps`.
+    """
+    chosen = days.plan_evaluations(
+        data.store,
+        data.packed,
+        first_steps,
+        train=config.data.train,
+        num_steps=run_schedule.num_steps,
+        batch_size=config.batch_size,
+        steps_per_execution=config.steps_per_execution,
+    )
+    return run_schedule._replace(next_days=chosen)
 
 
 def _open_batches(
@@ -461,24 +507,6 @@ def _open_batches(
     # Read between steps by the training process itself.
     beside = {**data, "num_workers": 0, "prefetch_batches": 0}
     return batches, make_batches(beside, split, layout, steps_per_execution=1, **limits)
-
-
-def _make_monitor(
-    section: ConfigDict,
-    tasks: list[Task],
-    evaluated: Split,
-    valid: str,
-    *,
-    metric: str,
-    ranked: Ranked,
-) -> Monitor:
-    """Makes the monitor of the section `eval`. valid: `data.valid`."""
-    others = ("every_steps", "batch_size", "cluster", "top_k")
-    watched = {k: v for k, v in section.items() if k not in others}
-    watched["metric"] = metric
-    of_split = f"{evaluated.name}, {evaluated.fingerprint}" if valid else ""
-    evaluated_on = NEXT_DAY if valid == NEXT_DAY else of_split
-    return make_monitor(tasks, evaluated_on=evaluated_on, ranked=ranked, **watched)
 
 
 def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
