@@ -1,10 +1,11 @@
 """Trains a run from start to end: build, restore, step, log, evaluate, save."""
 
 import contextlib
+import dataclasses
 import math
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from signal import Signals
 from typing import Any, NoReturn
@@ -40,7 +41,7 @@ from jaxrank.task_losses import loss_name
 from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.phases import PhaseTimer
-from jaxrank.telemetry.profiler import Profile
+from jaxrank.telemetry.profiler import Profile, Steps
 from jaxrank.telemetry.progress import Progress
 from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.reliability_image import draw_reliability
@@ -101,7 +102,7 @@ def train(
 
     configs.check(config)
     if baseline:
-        _check_baseline(config)
+        _check_baseline(config.data.valid)
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_execution)
     with contextlib.ExitStack() as stack:
@@ -116,16 +117,12 @@ def train(
         stack.callback(run.checkpoints.close)
         stack.callback(run.batches.close)
 
-        def new() -> TrainState:
-            if init_from:
-                return start.start(run, init_from, report_once)
-            return pretrained.start_vectors(run, run.first_state(report_once), report_once)
-
-        state = run.start(
-            new,
+        state = _start(
+            run,
+            init_from,
+            report_once,
             allow_config_change=allow_config_change,
             allow_older_checkpoint=allow_older_checkpoint,
-            report=report_once,
         )
         first_step = int(state.step)
         workdirs.save(directory, config, run.schema, run.hot)
@@ -138,24 +135,10 @@ def train(
         writer.text("config", str(config))
         writer.hparams(hyperparameters(config), _compared(run))
         writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
-        last.begin(first_step)
-        recorder = _make_recorder(run, writer, progress, last, report_once, timer.started)
-        profiler = Profile(
-            traced,
-            directory,
-            first_step,
-            recorder.finish,
-            report_once,
-            steps_per_execution=config.steps_per_execution,
-            num_steps=run.run_schedule.num_steps,
-        )
-
-        def make_milestones(watch: Watchdog) -> Milestones:
-            return Milestones(run, recorder, writer, watch, timer, report_once)
-
-        state, scores = _execute(run, state, recorder, profiler, make_milestones, last, timer)
+        outputs = _Outputs(writer, progress, last, timer, report_once)
+        state, scores, examples_per_second = _execute(run, state, outputs, traced)
         timer.enter("evaluation")
-        result, shown = _result(run, state, scores, recorder.examples_per_second, timer)
+        result, shown = _result(run, state, scores, examples_per_second, timer)
         result = result._replace(trained_steps=result.step - first_step)
         if baseline and shown:
             result = result._replace(baseline=_baseline(run, shown.scored))
@@ -164,73 +147,93 @@ def train(
         return result
 
 
-def _make_recorder(
-    run: Run,
-    writer: Writer,
-    progress: Progress,
-    last: LastBatches,
-    report: Report,
-    started: float,
-) -> Recorder:
-    newest = run.checkpoints.step()
-    return Recorder(
-        writer,
-        progress,
-        last,
-        report,
-        schema=run.schema,
-        mesh=run.program.mesh,
-        buffers=run.program.buffers,
-        batch_size=run.config.batch_size,
-        run_schedule=run.run_schedule,
-        spikes=run.history.spikes,
-        on_nonfinite=run.config.watch.on_nonfinite,
-        max_skipped_steps=run.config.watch.max_skipped_steps,
-        checkpoint="" if newest is None else run.checkpoints.directory(newest),
-        started=started,
-        ranked=run.requests.ranked,
-    )
+def _start(run: Run, init_from: str, report: Report, **allowed: bool) -> TrainState:
+    """Returns the state to train from. See `Run.start` for `allowed`, and `train` for the rest."""
+
+    def new() -> TrainState:
+        if init_from:
+            return start.start(run, init_from, report)
+        return pretrained.start_vectors(run, run.first_state(report), report)
+
+    return run.start(new, report=report, **allowed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outputs:
+    """Outputs of a run while it trains."""
+
+    writer: Writer
+    progress: Progress
+    last: LastBatches
+    timer: PhaseTimer
+    report: Report
+
+    def make_recorder(self, run: Run) -> Recorder:
+        newest = run.checkpoints.step()
+        return Recorder(
+            self.writer,
+            self.progress,
+            self.last,
+            self.report,
+            schema=run.schema,
+            mesh=run.program.mesh,
+            buffers=run.program.buffers,
+            batch_size=run.config.batch_size,
+            run_schedule=run.run_schedule,
+            spikes=run.history.spikes,
+            on_nonfinite=run.config.watch.on_nonfinite,
+            max_skipped_steps=run.config.watch.max_skipped_steps,
+            checkpoint="" if newest is None else run.checkpoints.directory(newest),
+            started=self.timer.started,
+            ranked=run.requests.ranked,
+        )
 
 
 def _execute(
-    run: Run,
-    state: TrainState,
-    recorder: Recorder,
-    profile_of_steps: Profile,
-    make_milestones: Callable[[Watchdog], "Milestones"],
-    last: LastBatches,
-    timer: PhaseTimer,
-) -> tuple[TrainState, dict[int, scoring.Scores]]:
-    """Runs the loop to its end, and returns the last state and `Milestones.scores`."""
+    run: Run, state: TrainState, outputs: _Outputs, traced: Steps | None
+) -> tuple[TrainState, dict[int, scoring.Scores], float]:
+    """Runs the loop to its end.
+
+    Args:
+        traced: steps to trace with the profiler.
+
+    Returns:
+        The last state, `Milestones.scores`, and the speed in examples/s.
+    """
+    first_step = int(state.step)
+    outputs.last.begin(first_step)
+    recorder = outputs.make_recorder(run)
+    length = dict(steps_per_execution=run.steps_per_execution, num_steps=run.run_schedule.num_steps)
 
     def put(batches: Batch) -> Batch:
-        last.keep(batches)
+        outputs.last.keep(batches)
         return meshes.put_batch(batches, run.program.mesh, leading=1)
 
     with (
         contextlib.closing(DevicePrefetcher(run.batches, put)) as feed,
         ShutdownSignal(run.program.largest, run.program.mesh) as stop,
         Watchdog(run.config.watch.hang_seconds) as watch,
-        profile_of_steps as profiler,
+        Profile(
+            traced, run.directory, first_step, recorder.finish, outputs.report, **length
+        ) as profiler,
     ):
-        milestones = make_milestones(watch)
+        milestones = Milestones(run, recorder, outputs, watch)
         session = loop.Session(
             train=run.program.train,
-            steps_per_execution=run.steps_per_execution,
-            num_steps=run.run_schedule.num_steps,
             feed=feed,
             recorder=recorder,
             milestones=milestones,
             profiler=profiler,
             watch=watch,
             stop=stop,
+            **length,
         )
-        timer.enter("training")
+        outputs.timer.enter("training")
         state = loop.run(session, state)
-        timer.enter("saving")
+        outputs.timer.enter("saving")
         run.checkpoints.wait()  # within the block, or a signal would interrupt the save
         workdirs.mark_finished(run.directory, True)
-    return state, milestones.scores
+    return state, milestones.scores, recorder.examples_per_second
 
 
 def _compared(run: Run) -> list[str]:
@@ -267,13 +270,13 @@ def _choose_defaults(config: ConfigDict, directory: Path, init_from: str) -> Con
     return config if older is None else defaults.inherit(config, older)
 
 
-def _check_baseline(config: ConfigDict) -> None:
-    """Raises InputError if scikit-learn or a validation split is missing."""
+def _check_baseline(valid: str) -> None:
+    """Raises InputError if scikit-learn or the validation split `data.valid` is missing."""
     regression.check_installed()
-    if config.data.valid in ("", NEXT_DAY):
+    if valid in ("", NEXT_DAY):
         raise InputError(
             "--baseline: data.valid must name a split, on which the regression is scored: found"
-            f" {config.data.valid!r}."
+            f" {valid!r}."
         )
 
 
@@ -302,17 +305,9 @@ class Milestones:
     scores: {step: scores} of the last evaluation and of the best one of this command.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        recorder: Recorder,
-        writer: Writer,
-        watch: Watchdog,
-        timer: PhaseTimer,
-        report: Report,
-    ):
-        self._run, self._recorder, self._writer = run, recorder, writer
-        self._watch, self._timer, self._report = watch, timer, report
+    def __init__(self, run: Run, recorder: Recorder, outputs: _Outputs, watch: Watchdog):
+        self._run, self._recorder, self._watch = run, recorder, watch
+        self._writer, self._timer, self._report = outputs.writer, outputs.timer, outputs.report
         self._saved = time.monotonic()  # or started
         self._has_warned = False  # of tasks that are worse than a constant, with the causes
         self.scores: dict[int, scoring.Scores] = {}
