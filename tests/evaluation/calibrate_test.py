@@ -11,7 +11,8 @@ from jaxrank import cli
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate, slices
-from jaxrank.evaluation.calibrate import _fit_by_value, calibrate, describe
+from jaxrank.evaluation.calibrate import calibrate, describe
+from jaxrank.evaluation.calibrate_by_value import fit_by_value
 from jaxrank.evaluation.score import Scored
 from jaxrank.features import Table
 from jaxrank.metrics import exact
@@ -145,5 +146,5 @@ def test_rows_that_values_share_have_no_correction(encoding, expected):
     rows = np.arange(4).repeat(100)
     labels = np.tile([0.0, 1.0], 200)[:, None]
     scored = Scored(np.zeros((400, 1)), labels, np.ones((400, 1)))
-    fitted = _fit_by_value("c", {0: lambda x: x}, scored, rows, schema, "data")
+    fitted = fit_by_value("c", {0: lambda x: x}, scored, rows, schema, "data")
     assert list(fitted.rows) == expected

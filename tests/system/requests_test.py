@@ -16,7 +16,7 @@ from variants import changed
 from jaxrank import cli, request_losses
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
-from jaxrank.evaluation import calibrate, evaluate
+from jaxrank.evaluation import calibrate, calibrate_by_value, evaluate
 from jaxrank.evaluation import requests as requests_of_split
 from jaxrank.evaluation.comparison import compare
 from jaxrank.evaluation.gate import judge
@@ -126,7 +126,7 @@ def test_a_ranked_score_is_neither_calibrated_nor_explained_by_its_loss(variants
     _, skipped = calibrate._fit(scored, schema, "isotonic", "", ranked)
     assert "ranking alone" in skipped["click"]
     assert "conversion" not in skipped
-    assert calibrate._measure(scored, schema, ranked).keys() == {"conversion"}
+    assert calibrate_by_value.measure_tasks(scored, schema, ranked).keys() == {"conversion"}
     result = importance.explain(workdir, group=["all=*"], rows=200, report=nothing)
     assert result.base["click"].keys() == {"auc"}
     assert result.base["conversion"].keys() == {"logloss", "auc"}
