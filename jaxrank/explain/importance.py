@@ -6,12 +6,12 @@ References:
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrank.data.examples import cut, join
+from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.store.memory import InMemorySplit
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
@@ -89,52 +89,33 @@ def explain(
     schema = run.predictor.layout.schema
     named = groups(schema, group)
     metrics = _names(schema.tasks, run.requests.ranked)
-    for task in schema.tasks:
-        if task.name not in metrics:
-            report(f"{task.name} is left out: {_UNMEASURED}")
-    if not metrics:
-        names = ", ".join(task.name for task in schema.tasks)
-        raise InputError(
-            f"{workdir}: must have a task with a loss or an AUC to measure importance by: found"
-            f" {names}: {_UNMEASURED}."
-        )
+    _check_measured(workdir, schema.tasks, metrics, report)
     slices, clusters = run.groups(by), run.clusters()
     step, (weights, calibration) = run.checkpoints.read(
         checkpoint, lambda step: (run.weights(step), run.calibration(step))
     )
     examples = _first(run.split, rows)
-    report(
-        f"{len(named) + 1} passes over {examples.rows:,} examples, for {len(named)} features or"
-        " groups"
-    )
-    passes: list[float] = []
 
-    def scored(changed: Any) -> Scored:
-        start = time.perf_counter()
-        held = InMemorySplit(changed, "permuted", any_order=True)
-        result = scoring.score_all(run.predictor, weights, held, run.batch_size, calibration)
-        passes.append(time.perf_counter() - start)
-        if len(passes) == 2:  # the first one compiles
-            report(f"About {passes[1] * (len(named) - 1):,.1f} s for the remaining passes")
-        return result
+    def score(split: Split) -> Scored:
+        return scoring.score_all(run.predictor, weights, split, run.batch_size, calibration)
 
-    base = scored(examples)
+    passes = _Passes(score, len(named), report)
+    base = passes.score(examples)
     code = clusters.code[: examples.rows] if clusters else None
     every = np.arange(examples.rows)
     members = _members(slices, examples.rows)
-    changes: dict[str, Any] = {}
-    by_slice: list[dict[str, Any]] = [{} for _ in members]
+    subsets = [every, *(inside for _, inside in members)]
+    changes: list[dict[str, Any]] = [{} for _ in subsets]
     for number, (name, features) in enumerate(named.items()):
         order = np.random.default_rng([seed, number]).permutation(examples.rows)
-        after = scored(permuted(examples, schema, features, order))
-        changes[name] = _changes(base, after, schema.tasks, metrics, every, code)
-        for (_, inside), entry in zip(members, by_slice, strict=True):
-            entry[name] = _changes(base, after, schema.tasks, metrics, inside, code)
+        after = passes.score(permuted(examples, schema, features, order))
+        for subset, entry in zip(subsets, changes, strict=True):
+            entry[name] = _changes(base, after, schema.tasks, metrics, subset, code)
     sliced = None
     if slices is not None:
         values = [
             {"value": value, "examples": len(inside), "changes": entry}
-            for (value, inside), entry in zip(members, by_slice, strict=True)
+            for (value, inside), entry in zip(members, changes[1:], strict=True)
         ]
         sliced = {"column": by, "values": values}
     return Importance(
@@ -143,11 +124,54 @@ def explain(
         data=str(run.split.path),
         rows=examples.rows,
         base=_metrics(base, schema.tasks, metrics, every),
-        changes=changes,
+        changes=changes[0],
         by=sliced,
         groups=named,
         seconds=time.perf_counter() - started,
     )
+
+
+def _check_measured(
+    workdir: str, tasks: Sequence[Task], metrics: Mapping[str, list[str]], report: Report
+) -> None:
+    """Reports tasks without a metric. Raises InputError if none has one."""
+    for task in tasks:
+        if task.name not in metrics:
+            report(f"{task.name} is left out: {_UNMEASURED}")
+    if not metrics:
+        names = ", ".join(task.name for task in tasks)
+        raise InputError(
+            f"{workdir}: must have a task with a loss or an AUC to measure importance by: found"
+            f" {names}: {_UNMEASURED}."
+        )
+
+
+class _Passes:
+    """Scores the examples as they are and with each group permuted, and reports the cost first.
+
+    Args:
+        score: scores a split.
+        groups: number of groups of features.
+    """
+
+    def __init__(self, score: Callable[[Split], Scored], groups: int, report: Report):
+        self._score, self._groups, self._report = score, groups, report
+        self._seconds: list[float] = []
+
+    def score(self, examples: Examples) -> Scored:
+        groups = self._groups
+        if not self._seconds:
+            self._report(
+                f"{groups + 1} passes over {examples.rows:,} examples, for {groups} features or"
+                " groups"
+            )
+        start = time.perf_counter()
+        result = self._score(InMemorySplit(examples, "permuted", any_order=True))
+        self._seconds.append(time.perf_counter() - start)
+        if len(self._seconds) == 2:  # the first one compiles
+            remaining = self._seconds[1] * (groups - 1)
+            self._report(f"About {remaining:,.1f} s for the remaining passes")
+        return result
 
 
 def _first(split: Split, rows: int) -> Any:
