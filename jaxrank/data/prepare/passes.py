@@ -108,11 +108,7 @@ def prepare(
             data.check_columns(resolved.named)
             if check is not None:
                 check(provisional_schema(resolved))
-            earlier = NOTHING
-            if vocabularies:
-                store = open_store(vocabularies)
-                resolved = sort_features(resolved, store.schema)
-                earlier = earlier_fitted(resolved, store, key, scales=not refit_scales)
+            resolved, earlier = _reuse(resolved, vocabularies, key, scales=not refit_scales)
             settings = PrepareSettings(
                 features=resolved,
                 source=section,
@@ -203,6 +199,23 @@ def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> Featur
                 f" {data.columns(split)} and {data.columns(first)}."
             )
     return resolved
+
+
+def _reuse(
+    features: FeatureSpec, vocabularies: str, key: str, *, scales: bool
+) -> tuple[FeatureSpec, FittedEncoders]:
+    """Returns the features in the order of an earlier store, and the encoders to reuse from it.
+
+    Args:
+        features: resolved.
+        vocabularies: the store; empty: none.
+        key, scales: see `earlier_fitted`.
+    """
+    if not vocabularies:
+        return features, NOTHING
+    store = open_store(vocabularies)
+    features = sort_features(features, store.schema)
+    return features, earlier_fitted(features, store, key, scales=scales)
 
 
 def _wanted(features: FeatureSpec, data: Source, earlier: FittedEncoders) -> FitSpec:
