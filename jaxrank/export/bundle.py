@@ -4,6 +4,7 @@ Each file is recorded in progress.json when it is complete. An export that was k
 out of disk space continues after the last complete file.
 """
 
+import dataclasses
 import functools
 import shutil
 import time
@@ -75,6 +76,21 @@ class BundleExport(NamedTuple):
     worse_than_constant: list[str]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """Content of a bundle, beside the weights of layers.
+
+    spec: resolved.
+    signature: without the fields that depend on the files.
+    tables: dtype of the stored rows.
+    """
+
+    source: Source
+    spec: FeatureSpec
+    signature: dict[str, Any]
+    tables: str
+
+
 def export_bundle(
     workdir: str,
     *,
@@ -114,6 +130,7 @@ def export_bundle(
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
     described["statistics"] = statistics(source, spec)
+    content = _Content(source, spec, described, tables)
     interrupted: list[bool] = []
     with (
         written(output, keep=lambda: bool(interrupted)) as partial,
@@ -123,9 +140,7 @@ def export_bundle(
             folder = _folder(partial, is_delta=base is not None)
             progress = Progress(folder, _fingerprint(source, tables))
             weights = dense_parts.layers(source.stored, run.weights_shape())
-            tree, no_onnx = _write_files(
-                source, spec, weights, described, tables, folder, progress, report
-            )
+            tree, no_onnx = _write_files(content, weights, folder, progress, report)
             bundle = _open(folder, tree, progress)
             checked = check(bundle, source, weights, raw, key, tables, report)
             page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
@@ -235,36 +250,19 @@ def _fingerprint(source: Source, tables: str) -> str:
 
 
 def _write_files(
-    source: Source,
-    spec: FeatureSpec,
-    weights: Weights,
-    described: dict[str, Any],
-    tables: str,
-    folder: Path,
-    progress: Progress,
-    report: Report,
+    content: _Content, weights: Weights, folder: Path, progress: Progress, report: Report
 ) -> tuple[dict[str, Any], str]:
     """Writes all files but the manifest and the card.
 
     Returns:
         The signature as JSON, and why there is no ONNX model, or "".
     """
+    source = content.source
     run, layout = source.run, source.layout
     parents = task_parents(run.config.model, run.schema)
-    (folder / "tables").mkdir(exist_ok=True)
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
-    for stack in layout.stacks:
-        empty_directory(scratch)
-        report(f"Writing {stack.rows:,} rows of dimension {stack.dim} as {tables}")
-        names = f"tables/{stack.name}.bin", f"tables/{stack.name}.scales.bin"
-
-        def make(path: Path, stack: Any = stack, scales: Path = folder / names[1]) -> None:
-            rows = table_rows(source.stored, layout, stack, scratch)
-            write_stack(rows, stack.dim, tables, path, scales)
-
-        progress.write(names[0], make, names[1])
-    empty_directory(scratch)
+    _write_tables(content, folder, scratch, progress, report)
     vocabularies = [
         (table.name, run.values(table, source.store))
         for table in run.schema.tables
@@ -279,7 +277,8 @@ def _write_files(
     if no_onnx:
         report(f"No model in ONNX: {no_onnx}")
     by = source.calibration.by if source.calibration else None
-    tree = described | signatures.stacks(layout, spec, index.seeds, tables)
+    stacks = signatures.stacks(layout, content.spec, index.seeds, content.tables)
+    tree = content.signature | stacks
     tree |= {
         "outputs": dense_parts.output_names(run.schema, parents, ranked_tasks(run.config)),
         "index": {"file": _INDEX, **{f: getattr(index, f) for f in ("values", "bits", "steps")}},
@@ -299,6 +298,29 @@ def _write_files(
     }
     progress.renew("signature.json", lambda path: json_files.write(path, tree))
     return tree, no_onnx
+
+
+def _write_tables(
+    content: _Content, folder: Path, scratch: Path, progress: Progress, report: Report
+) -> None:
+    """Writes the rows of each stack.
+
+    Args:
+        scratch: a directory for temporary files, which is empty afterwards.
+    """
+    source, tables = content.source, content.tables
+    (folder / "tables").mkdir(exist_ok=True)
+    for stack in source.layout.stacks:
+        empty_directory(scratch)
+        report(f"Writing {stack.rows:,} rows of dimension {stack.dim} as {tables}")
+        names = f"tables/{stack.name}.bin", f"tables/{stack.name}.scales.bin"
+
+        def make(path: Path, stack: Any = stack, scales: Path = folder / names[1]) -> None:
+            rows = table_rows(source.stored, source.layout, stack, scratch)
+            write_stack(rows, stack.dim, tables, path, scales)
+
+        progress.write(names[0], make, names[1])
+    empty_directory(scratch)
 
 
 def _write_onnx(part: dense_parts.DensePart, path: Path) -> str:
