@@ -2,9 +2,10 @@
 
 A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples the model is a
 factorization machine with a prior estimated from the labels, trained close to its optimum. On more
-data it is the ranker, as it overfits rare ids on less. Another model that is named for so few
-examples has a few epochs at rates that are not reduced for its small batches. The choice depends on
-the data alone, not on devices, and is in the config that a run saves.
+data it is the ranker, as it overfits rare ids on less. Where ids have many examples each and early
+stopping ends training, it is the ranker with penalised vectors. Another model that is named for so
+few examples has a few epochs at rates that are not reduced for its small batches. The choice
+depends on the data alone, not on devices, and is in the config that a run saves.
 """
 
 import functools
@@ -35,6 +36,10 @@ _EPOCHS = 6, 24
 # Of a network on few examples, where fewer steps at reduced rates leave it near its start.
 _NETWORK_ROWS = 100_000
 _NETWORK_STEPS, _NETWORK_EPOCHS = 500, 3
+# A network with penalised vectors, for ids with many examples each. Tuned on MovieLens-1M.
+_EXAMPLES_PER_ROW = 30  # at least, of all tables together
+_VECTOR_DEVIATION = 0.024  # of the prior of a number of a vector
+_PENALISED_EPOCHS = 45.0  # at most; early stopping ends training before
 _FACTORS = 8
 # Variance of all products of pairs, relative to that of all single effects: where pairs have an
 # effect beyond chance, and where they have none. There the products would only overfit.
@@ -52,6 +57,8 @@ _OPEN: Mapping[str, Any] = {
     "optim.tables.base_batch": 0,
     "optim.tables.decay": "",
 }
+# Fields that are open too while the model is, at the values that they have by default.
+_OPEN_WITH_MODEL = ("embedding.init_std", "embedding.l2", "embedding.l2_scope", "ema_decay")
 
 
 class Data(NamedTuple):
@@ -125,6 +132,8 @@ def choose(config: ConfigDict, data: Data, report: Report) -> ConfigDict:
     config = config.copy_and_resolve_references()
     reasons: dict[str, str] = {}
     with config.unlocked():
+        if _suits_penalised(config, data):
+            _choose_penalised_network(config, data, reasons)
         _choose_model(config, data, reasons)
         _choose_training(config, data, reasons)
     if reasons:
@@ -143,6 +152,9 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
     with config.unlocked():
         if has_open_model(config):
             config.model = ConfigDict(to_plain(older.model))
+            for path in _OPEN_WITH_MODEL:
+                if _get(config, path) == _get(default(), path):
+                    _set(config, path, _get(older, path))
         elif not config.model.name:
             config.model.name = RANKER
         elif config.model.name == older.model.get("name") == FACTORIZATION_MACHINE:
@@ -174,6 +186,45 @@ def _inherit_tasks(config: ConfigDict, older: ConfigDict) -> None:
         config.model.task_scales = config.model.task_scales or scales
     elif tuple(config.model.task_scales) == tuple(scales):
         config.model.task_scales = ()
+
+
+def _suits_penalised(config: ConfigDict, data: Data) -> bool:
+    """Returns True if ids have so many examples that a network with early stopping is best.
+
+    Early stopping is needed, because the best number of epochs differs by data.
+    """
+    embedding, rows = config.embedding, sum(table.rows for table in data.schema.tables)
+    return (
+        has_open_model(config)
+        and not data.in_order
+        and config.eval.early_stopping_patience > 0
+        and _NETWORK_ROWS < data.rows <= MAX_SMALL
+        and 0 < rows <= data.rows // _EXAMPLES_PER_ROW
+        and not (embedding.dims or embedding.init_from or embedding.l2s)
+        and not (config.num_steps or config.num_epochs or config.optim.tables.name)
+        and all(_get(config, path) == _get(default(), path) for path in _OPEN_WITH_MODEL)
+    )
+
+
+def _choose_penalised_network(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:
+    """Sets a ranker whose vectors are penalised, and the length and optimizer that suit it."""
+    model, embedding = config.model, config.embedding
+    model.update(name=RANKER, structure="parallel", cross="dcn_v2", cross_layers=2)
+    model.update(mlp_units=(192, 192), dropout=0.2)
+    reasons["model.name"] = (
+        f"at least {_EXAMPLES_PER_ROW} examples per row of the tables, and early stopping: a"
+        " network with penalised vectors"
+    )
+    embedding.dim = embedding.dim or 32
+    embedding.init_std, embedding.l2_scope = 1e-4, "table"
+    embedding.l2 = _rounded(1 / (_VECTOR_DEVIATION**2 * data.rows))
+    reasons["embedding.l2"] = f"1 / ({_VECTOR_DEVIATION}^2 * examples), a prior of vectors"
+    config.ema_decay = 0.999
+    reasons["ema_decay"] = "averages the noise of batches"
+    config.num_epochs = _PENALISED_EPOCHS
+    reasons["num_epochs"] = "at most; early stopping ends training before"
+    config.optim.tables.name = "lazy_adam"
+    reasons["optim.tables.name"] = "Adam, as every row changes in every step"
 
 
 def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:
@@ -304,7 +355,9 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
         variance = data.prior().numbers ** 2
         dense.weight_decay = _rounded(1 / (variance * max(data.rows, 1)))
         reasons["optim.dense.weight_decay"] = "1 / (variance of the effects of numbers * examples)"
-    rates = (0.02, 0.5) if tables.name == "proximal_adagrad" else (0.001, 0.05)
+    rates = {"proximal_adagrad": (0.02, 0.5), "lazy_adam": (0.001, 0.001)}.get(
+        tables.name, (0.001, 0.05)
+    )
     for name, rate in zip(("dense", "tables"), rates, strict=True):
         section, path = config.optim[name], f"optim.{name}"
         if not section.base_batch:
@@ -324,6 +377,8 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
                 if is_machine
                 else "few epochs"
                 if is_short
+                else "averaged weights take its place"
+                if config.ema_decay
                 else "one epoch"
             )
 

@@ -152,6 +152,41 @@ def test_factors_of_other_tasks_are_not_inherited():
     assert to_plain(inherited.model.task_scales) == to_plain(inherited.task_weights) == []
 
 
+def many_examples_per_id(fields=(), **changes):
+    config = default()
+    config.update_from_flattened_dict({"eval.early_stopping_patience": 3, **dict(fields)})
+    return chosen(config, **{"rows": 600_000, **changes})
+
+
+def test_ids_with_many_examples_have_a_penalised_network():
+    c = many_examples_per_id()
+    assert (c.model.name, c.model.cross, c.embedding.dim) == ("ranker", "dcn_v2", 32)
+    assert c.embedding.l2 == pytest.approx(1 / (0.024**2 * 600_000), rel=1e-3)
+    assert (c.embedding.l2_scope, c.ema_decay, c.num_epochs) == ("table", 0.999, 45)
+    assert (c.optim.tables.name, c.optim.tables.base_learning_rate) == ("lazy_adam", 0.001)
+    inherited = defaults.inherit(default(), c)
+    assert to_plain(inherited.embedding) == to_plain(c.embedding)
+    assert inherited.ema_decay == 0.999
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes"),
+    [
+        ({}, {"rows": 100_000}),
+        ({}, {"rows": 1_000_001}),
+        ({}, {"in_order": True}),
+        ({}, {"schema": dataclasses.replace(SCHEMA, tables=(Table("c0", 20_001, "integer"),))}),
+        ({"eval.early_stopping_patience": 0}, {}),
+        ({"num_epochs": 2.0}, {}),
+        ({"embedding.l2": 0.1}, {}),
+        ({"model.dropout": 0.1}, {}),
+    ],
+)
+def test_other_data_and_settings_have_no_penalised_network(fields, changes):
+    c = many_examples_per_id(fields, **changes)
+    assert (c.optim.tables.name, c.embedding.l2_scope) != ("lazy_adam", "table")
+
+
 def test_days_that_are_trained_in_order_have_the_ranker():
     lines = []
     c = defaults.choose(default(), data(in_order=True), lines.append)
