@@ -156,6 +156,26 @@ def test_values_with_enough_examples_get_their_own_map_and_others_almost_none():
     assert not len(by_value.frequent_rows(np.arange(90), np.ones(90, bool), []))
 
 
+@pytest.mark.parametrize("scale", [5.0, 100.0])
+def test_corrections_of_extreme_log_odds_are_logistic_regressions(scale):
+    """Steps of Newton's method alone leave the range in which labels are probable."""
+    r = np.random.default_rng(3)
+    slope, center = np.array([0.15, 0.15, 0.3]), np.array([0, -scale, -300])
+    value = np.repeat(np.arange(3), 4000)
+    z = r.normal(0, scale, len(value)) - 300 * (value == 2)
+    y = (r.random(len(z)) < sigmoid(slope[value] * (z - center[value]))).astype(np.float64)
+    fitted = by_value.fit(z, y, np.ones(len(z)), value, 3)
+    for v, result in enumerate(fitted):
+        of = value == v
+        model = LogisticRegression(C=np.inf, tol=1e-9).fit((z[of] - center[v])[:, None], y[of])
+        expected = model.coef_[0, 0], model.intercept_[0] - model.coef_[0, 0] * center[v]
+        np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-3)
+    reversed_fit = by_value.fit(z, 1 - y, np.ones(len(z)), value, 3)
+    np.testing.assert_allclose(reversed_fit[:, 0], 0.1)
+    rate = [sigmoid(0.1 * z[value == v] + reversed_fit[v, 1]).mean() for v in range(3)]
+    np.testing.assert_allclose(rate, [1 - y[value == v].mean() for v in range(3)], atol=1e-3)
+
+
 def test_corrections_by_value_leave_other_values_and_the_bound_of_parents():
     by = ByValue("c", (3, 7), ((2.0, 1.0), (0.5, 1.0)), ((1.0, 5.0), (0.0, -1.0)))
     slopes, offsets = by.coefficients(np.array([7, 4, 3, 2**31 - 1], np.int32))
