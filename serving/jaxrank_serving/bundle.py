@@ -22,7 +22,7 @@ from jaxrank_serving.errors import BundleError
 from jaxrank_serving.signature import Signature, parse, upgraded
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "jaxrank bundle", 2
+FORMAT, VERSION = "jaxrank bundle", 3
 OLDEST = 1  # format version that is still read
 _PIECE = 1 << 22  # bytes read at once for a checksum
 _CHECKSUM = "checksum"

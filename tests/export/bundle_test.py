@@ -615,9 +615,9 @@ def test_a_bundle_of_format_1_scores_as_its_run_did(tmp_path):
     [
         (truncated, r"tables/dim4.bin: must have [\d,]+ bytes: found 100"),
         (edited_manifest, "manifest.json: is corrupt"),
-        (with_version(3), "format_version of 1 to 2.*found 3. Install a newer jaxrank-serving"),
-        (with_version(0), "format_version of 1 to 2.*found 0. Export the model again"),
-        (with_version("2"), "format_version of 1 to 2.*found '2'. Export the model again"),
+        (with_version(4), "format_version of 1 to 3.*found 4. Install a newer jaxrank-serving"),
+        (with_version(0), "format_version of 1 to 3.*found 0. Export the model again"),
+        (with_version("2"), "format_version of 1 to 3.*found '2'. Export the model again"),
         (edited_row, "dim4.bin: is corrupt"),
         (edited_signature, "signature.json: is corrupt"),
         (foreign, "must be of the format 'jaxrank bundle': found 'saved_model'"),
