@@ -73,8 +73,8 @@ def frequent_rows(rows: np.ndarray, is_known: np.ndarray, reserved: Sequence[int
 def fit(logits: Floats, labels: Floats, weights: Floats, value: np.ndarray, count: int) -> Floats:
     """Fits slope and offset of each value, f64[count, 2].
 
-    Newton's method with halved steps. A value takes a step to the minimum of a quadratic upper bound
-    of its objective where that is better, so the method converges for all data.
+    Newton's method with halved steps. A value takes a step to the minimum of a quadratic upper
+    bound of its objective where that is better, so the method converges for all data.
 
     Args:
         logits: f64[n], after the map of all examples.
