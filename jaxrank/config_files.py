@@ -94,8 +94,13 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
             raise no_such_field(where.removesuffix("."), name, _declared(section, where))
         section, where = section[name], f"{where}{name}."
         if not isinstance(section, ConfigDict):
-            break
-    return False
+            return False
+    section_name = where.removesuffix(".")
+    names = "NAME" if section_name in named else next(iter(section), "NAME")
+    raise InputError(
+        f"--config.{path}: must set a field, because {section_name} is a section, such as"
+        f" --config.{path}.{names}=VALUE: found {value!r}."
+    )
 
 
 def _declared(section: ConfigDict, where: str) -> list[str]:

@@ -107,6 +107,18 @@ def test_an_override_of_another_type_is_rejected(override, must):
         config_files.load(CONFIGS / "quickstart.py", [f"--config.{override}"])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("embedding.init_from=/a", r"embedding.init_from: .*init_from.NAME=VALUE: found '/a'\.$"),
+        ("optim.dense=adam", r"optim.dense: must set a field, .*optim.dense.\w+=VALUE: .*'adam'"),
+    ],
+)
+def test_an_override_of_a_section_is_rejected(override, message):
+    with pytest.raises(InputError, match=message):
+        config_files.load(CONFIGS / "quickstart.py", [f"--config.{override}"])
+
+
 def test_differences_name_each_field_with_both_values():
     old, new = {"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": "x"}
     assert config_files.differences(old, new) == [
