@@ -7,6 +7,7 @@ and their width.
 
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
@@ -27,6 +28,7 @@ from jaxrank.errors import InputError
 _ROWS = 1 << 18  # vectors that are read together
 _TEXT_BYTES = 1 << 22  # minimum bytes of text that are parsed together
 _PARQUET = b"PAR1"
+_TRAILING = re.compile(rb"[ \t]\r?(\n|$)")  # spaces and tabs at the end of a line
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 _VALUE, _VECTOR = "value", "vector"  # columns, if a Parquet file has more than two
 
@@ -207,7 +209,7 @@ class _TextFile:
 
     def _parsed(self, text: bytes, first: int, width: int) -> Vectors:
         """Parses whole lines, of which the first one is the line `first` of the file."""
-        if b" \n" in text or b"\t\n" in text:  # the original word2vec ends lines with a space
+        if _TRAILING.search(text):  # the original word2vec ends lines with a space
             text = b"\n".join(line.rstrip() for line in text.split(b"\n"))
         names = [str(i) for i in range(width)]
         kinds = {_VALUE: pa.string()} | dict.fromkeys(names, pa.float32())

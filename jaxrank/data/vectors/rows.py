@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import xxhash
 
 from jaxrank.data.encode.columns import Column, texts, uncastable
 from jaxrank.data.spec.features import FeatureSpec
@@ -18,6 +18,7 @@ from jaxrank.features import PAD, RESERVED_ROWS, Table
 
 ENCODINGS = ("vocabulary", "hash", "integer")  # of tables that can start from vectors
 _SHOWN = 3  # values in a message
+_SLICE = 1 << 16  # values that are Python texts at once
 
 
 class RowVectors(NamedTuple):
@@ -116,13 +117,7 @@ class TableVectors:
                     f" table {table.name!r} and {self.files.path} have comparable values: found a"
                     " key."
                 )
-            values = store.values(table.name)
-
-            def vocabulary_rows(column: Column) -> np.ndarray:
-                indices = pc.index_in(column.values, value_set=values)
-                return indices.fill_null(int(PAD) - RESERVED_ROWS).to_numpy() + RESERVED_ROWS
-
-            return vocabulary_rows
+            return _vocabulary_rows(store.values(table.name))
         if table.encoding == "integer":
             return self._numbered_rows
         salt = shared_salt(FeatureSpec.from_state(store.spec.features), table)
@@ -147,3 +142,37 @@ class TableVectors:
             column.reject(bad, f"a row number of the table {self.table.name!r}")
         outside = (numbers < 0) | (numbers >= self.num_values)
         return np.where(outside, PAD, numbers).astype(np.int32)
+
+
+def _vocabulary_rows(values: pa.ChunkedArray) -> Callable[[Column], np.ndarray]:
+    """Returns the function from texts to rows of a vocabulary, PAD for texts that are not in it.
+
+    It is built once for all batches, because `pyarrow.compute.index_in` hashes all values for each.
+    Values are compared by 64-bit hashes: another text has a row with probability n / 2^64.
+    """
+    seed = 0
+    hashes = _hashes(values, seed)
+    while len(np.unique(hashes)) < len(hashes):
+        seed += 1
+        hashes = _hashes(values, seed)
+    order = np.argsort(hashes)
+    hashes, rows = hashes[order], (order + RESERVED_ROWS).astype(np.int32)
+
+    def lookup(column: Column) -> np.ndarray:
+        wanted = _hashes(column.values, seed)
+        if not len(hashes):
+            return np.full(len(wanted), PAD)
+        place = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
+        return np.where(hashes[place] == wanted, rows[place], PAD)
+
+    return lookup
+
+
+def _hashes(values: pa.Array | pa.ChunkedArray, seed: int) -> np.ndarray:
+    """Returns u64[n], the hash of each text."""
+    result = np.empty(len(values), np.uint64)
+    for start in range(0, len(values), _SLICE):
+        texts = values.slice(start, _SLICE).to_pylist()
+        digests = (xxhash.xxh3_64_intdigest(text.encode(), seed) for text in texts)
+        result[start : start + len(texts)] = np.fromiter(digests, np.uint64, len(texts))
+    return result

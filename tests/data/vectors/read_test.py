@@ -45,6 +45,10 @@ FORMS = {
     "spaces at the ends": text("5 3", *(f"{line} " for line in LINES)),
     "tabs": text(*(line.replace(" ", "\t") for line in LINES)),
     "Windows": text(*LINES).replace(b"\n", b"\r\n"),
+    "spaces at the ends of Windows": text("5 3", *(f"{line} " for line in LINES)).replace(
+        b"\n", b"\r\n"
+    ),
+    "a space at the end": text(*LINES)[:-1] + b" ",
     "empty lines": text("5 3", LINES[0], "", *LINES[1:], "", ""),
     "no end": text(*LINES)[:-1],
     "gzip": gzip.compress(text(*LINES)),

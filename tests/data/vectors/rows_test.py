@@ -5,6 +5,7 @@ import pyarrow.parquet
 import pytest
 
 from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.vectors import read, rows
 from jaxrank.data.vectors.read import open_vectors
 from jaxrank.data.vectors.rows import TableVectors
 from jaxrank.errors import InputError
@@ -60,6 +61,24 @@ def test_a_vector_is_of_the_row_of_its_value(table, values, store, tmp_path):
         assert numbers.get(row) == (None if shared and value == 9 else value)
     assert len(numbers) == vectors.has_vector.sum() == (3 if shared else 5)
     assert vectors.num_values == {"vocabulary": 3, "hash": 998, "integer": 9}[table]
+
+
+def test_the_lookup_of_a_vocabulary_is_built_once_and_has_no_equal_hashes(
+    store, tmp_path, monkeypatch
+):
+    """With seed 0 two values have one hash."""
+    hashed, hashes = [], rows._hashes
+
+    def counted(values, seed):
+        hashed.append((len(values), seed))
+        result = hashes(values, seed)
+        return result if seed else result % 2
+
+    monkeypatch.setattr(rows, "_hashes", counted)
+    monkeypatch.setattr(read, "_ROWS", 2)
+    vectors = table_vectors(tmp_path, store, "vocabulary", ["8", "5", "77", "9", "3"])
+    assert sorted(by_row(vectors).values()) == [3, 5, 8]
+    assert hashed == [(3, 0), (3, 1), (2, 1), (2, 1), (1, 1)]
 
 
 def test_of_values_with_one_hash_the_first_has_its_vector(tmp_path):
