@@ -4,6 +4,8 @@ A run reads the files once, before its first step. A row without a vector, and t
 of all rows, keep their initial values.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from jaxrank.build import open_table_vectors
@@ -20,13 +22,19 @@ from jaxrank.warm_start.rows import Shares, local_rows
 from jaxrank.workdir import files as workdirs
 
 
-def start_vectors(run: Run, state: TrainState, report: Report) -> TrainState:
+def start_vectors(
+    run: Run,
+    state: TrainState,
+    report: Report,
+    copied: Mapping[str, np.ndarray] = {},  # noqa: B006  never changed
+) -> TrainState:
     """Returns the first state of a run with the pre-trained vectors of its config.
 
     Reports the coverage of each table, and writes it to the workdir.
 
     Args:
         state: before the first step. The rows of tables with vectors are deleted.
+        copied: {table: rows that an older run replaces afterwards}, which are not covered.
 
     Raises:
         InputError: a file is invalid or has no value of its table.
@@ -42,7 +50,7 @@ def start_vectors(run: Run, state: TrainState, report: Report) -> TrainState:
                 state = _fill(state, run, stack, vectors)
     with processes.together():
         if processes.is_first():
-            _record(run, vectors, report)
+            _record(run, vectors, report, copied)
     return state
 
 
@@ -79,7 +87,9 @@ def _padded(vectors: np.ndarray, part: Storage) -> np.ndarray:
     return np.pad(vectors, ((0, 0), (0, part.width - part.dim)))
 
 
-def _record(run: Run, vectors: dict[str, TableVectors], report: Report) -> None:
+def _record(
+    run: Run, vectors: dict[str, TableVectors], report: Report, copied: Mapping[str, np.ndarray]
+) -> None:
     if not vectors:
         workdirs.save_coverage(run.directory, {})
         return
@@ -87,8 +97,10 @@ def _record(run: Run, vectors: dict[str, TableVectors], report: Report) -> None:
     lr_multipliers = run.program.step_spec.embedding.lr_multipliers
     tree = {}
     for name, of_table in vectors.items():
-        count = int(of_table.has_vector.sum())
-        covered, lookups = _lookups(of_table, reads.tables[name])
+        has_vector = of_table.has_vector.copy()
+        has_vector[copied.get(name, [])] = False
+        count = int(has_vector.sum())
+        covered, lookups = _lookups(of_table, has_vector, reads.tables[name])
         factor = lr_multipliers.get(name, 1.0)
         tree[name] = {
             "path": of_table.files.path,
@@ -100,6 +112,9 @@ def _record(run: Run, vectors: dict[str, TableVectors], report: Report) -> None:
         }
         trained = {0.0: "frozen", 1.0: "trained"}.get(factor, f"learning rate * {factor:g}")
         shared = f"; {of_table.shared:,} values share a row" if of_table.shared else ""
+        replaced = int(of_table.has_vector.sum()) - count
+        if replaced:
+            shared += f"; {replaced:,} more are copied from the older run"
         report(
             f"Pre-trained vectors of table {name}: {of_table.files.path} has"
             f" {count:,} of {of_table.num_values:,} rows ({_percent(count, of_table.num_values)})"
@@ -109,10 +124,14 @@ def _record(run: Run, vectors: dict[str, TableVectors], report: Report) -> None:
     workdirs.save_coverage(run.directory, tree)
 
 
-def _lookups(vectors: TableVectors, reads: TableReads) -> tuple[int, int]:
-    """Returns the number of lookups of rows with a vector, and of all that are not missing."""
+def _lookups(vectors: TableVectors, has_vector: np.ndarray, reads: TableReads) -> tuple[int, int]:
+    """Returns the number of lookups of rows with a vector, and of all that are not missing.
+
+    Args:
+        has_vector: bool[rows of the table].
+    """
     is_value = (vectors.table.encoding == "integer") | (reads.rows != MISSING_ROW)
-    covered = int(reads.counts[vectors.has_vector[reads.rows]].sum())
+    covered = int(reads.counts[has_vector[reads.rows]].sum())
     return covered, int(reads.counts[is_value].sum())
 
 

@@ -84,7 +84,8 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
     _check_tasks(older, new_run.schema)
     with processes.together():
         rows = _same_rows(older, new_run.store)
-    state = start_vectors(new_run, new_run.program.init(), report)
+    copied = {name: row[row != PAD] for name, row in _copied(older, new_run, rows).items()}
+    state = start_vectors(new_run, new_run.program.init(), report, copied)
     with processes.together():
         state, carried = _start_layers(state, older, new_run)
         state = _start_tables(state, older, new_run, rows)
@@ -275,20 +276,37 @@ def _feature_changes(older: _Older, new_run: Run) -> list[str]:
     return messages
 
 
+def _dims(older: _Older, new_run: Run) -> list[dict[str, int]]:
+    """Returns the dimension of each table of the older run and of the new one."""
+    layouts = older.layout, new_run.program.step_spec.embedding.layout
+    return [
+        {name: stack.dim for stack in layout.stacks for name in stack.tables} for layout in layouts
+    ]
+
+
+def _copied(older: _Older, new_run: Run, rows: Rows) -> dict[str, np.ndarray]:
+    """Returns `rows` of the tables whose rows are copied."""
+    before, after = _dims(older, new_run)
+    return {
+        name: row
+        for name, row in rows.items()
+        if isinstance(row, np.ndarray) and before[name] == after[name]
+    }
+
+
 def _table_changes(older: _Older, new_run: Run, rows: Rows) -> list[str]:
-    old_dims, new_dims = (
-        {name: stack.dim for stack in layout.stacks for name in stack.tables}
-        for layout in (older.layout, new_run.program.step_spec.embedding.layout)
-    )
+    old_dims, new_dims = _dims(older, new_run)
+    copied = _copied(older, new_run, rows)
     messages, carried = [], []
     total = np.zeros(3, np.int64)
     for table in new_run.schema.tables:
-        row = rows.get(table.name, "new table")
-        if isinstance(row, np.ndarray) and old_dims[table.name] != new_dims[table.name]:
-            row = f"dim {old_dims[table.name]} -> {new_dims[table.name]}"
-        if isinstance(row, str):
-            messages.append(f"table {table.name}: {table.rows:,} rows reinitialised ({row})")
+        if table.name not in copied:
+            why = rows.get(table.name, "new table")
+            if not isinstance(why, str):
+                why = f"dim {old_dims[table.name]} -> {new_dims[table.name]}"
+            messages.append(f"table {table.name}: {table.rows:,} rows reinitialised ({why})")
             continue
+        row = copied[table.name]
         kept = int(np.count_nonzero(row != PAD))
         counts = kept, table.rows - kept, len(row) - kept
         total += counts

@@ -120,6 +120,13 @@ def test_rows_of_an_older_run_come_before_the_vectors(folder, tmp_path):
         sources.add((user in previous, user in VECTORS))
     assert len(sources) == 4
     assert "pre-trained vectors (embedding.init_from) stay in rows that are new" in lines[1]
+    users, counts = job.store.vocabulary("user")
+    covered = {user for user in users if user in VECTORS and user not in previous}
+    lookups = sum(n for user, n in zip(users, counts, strict=True) if user in covered)
+    assert f"has {len(covered)} of {len(users)} rows" in lines[0]
+    assert f"{lookups / sum(counts):.1%} of the lookups" in lines[0]
+    replaced = sum(user in VECTORS and user in previous for user in users)
+    assert f"; {replaced} more are copied from the older run" in lines[0]
 
 
 @pytest.mark.parametrize(
