@@ -102,7 +102,8 @@ def measure_by_value(fitted: ByValue, before: Scored, after: Scored, run: Opened
         {feature, fitted, values}; see `calibrate.Calibrated`.
     """
     schema, ranked = run.predictor.layout.schema, run.requests.ranked
-    groups, clusters = run.groups(fitted.feature), run.clusters()
+    # Without a limit, because only the largest values are measured.
+    groups, clusters = run.groups(fitted.feature, is_limited=False), run.clusters()
     assert groups is not None
     members = groups.members()
     entries = []

@@ -239,9 +239,11 @@ class Opened(NamedTuple):
         sums = self.checkpoints.saved_checksums(step)["weights"]
         return calibrations.load(self.directory, step, sums)
 
-    def groups(self, by: str) -> slices.Groups | None:
+    def groups(self, by: str, *, is_limited: bool = True) -> slices.Groups | None:
         """Reads the columns to slice by, None if `by` is empty. See `slices.read_groups`."""
-        return slices.read_groups(self.store, self._stored_split(), by) if by else None
+        if not by:
+            return None
+        return slices.read_groups(self.store, self._stored_split(), by, is_limited=is_limited)
 
     def clusters(self) -> slices.Clusters | None:
         """Reads the clusters of the run, if it has any. See `slices.read_clusters`."""

@@ -89,21 +89,22 @@ def sort_by_size(members: Sequence[np.ndarray]) -> list[int]:
     return [i for i in order if len(members[i])]
 
 
-def read_groups(store: Store, split: Split, by: str) -> Groups:
+def read_groups(store: Store, split: Split, by: str, *, is_limited: bool = True) -> Groups:
     """Reads the columns to slice by.
 
     Args:
         store: as it is stored, not as a model reads it.
         split: of that store.
         by: a column, or several with commas between. See `columns.read_columns`.
+        is_limited: whether more than MAX_VALUES distinct values are rejected.
 
     Raises:
-        InputError: a column is absent, holds lists, or has more than MAX_VALUES distinct values.
+        InputError: a column is absent or holds lists, or has too many distinct values.
     """
     columns = read_columns(store, split, column_names(store, split, by, "--by"), "--by")
     groups = Groups(*columns[0]) if len(columns) == 1 else _joined(columns, by)
     present = np.count_nonzero(np.bincount(groups.code, minlength=1))
-    if present > MAX_VALUES:
+    if is_limited and present > MAX_VALUES:
         raise InputError(
             f"--by: column {by!r} must have at most {MAX_VALUES:,} different values: found"
             f" {present:,}. Numbers can be divided into buckets: --by=NAME/20."

@@ -69,11 +69,16 @@ def test_a_calibration_is_used_until_it_is_removed(trained):
     assert evaluate.evaluate(str(trained)).metrics == before.metrics
 
 
-def test_the_values_of_a_feature_are_corrected_and_reported(trained):
+def test_the_values_of_a_feature_are_corrected_and_reported(trained, monkeypatch):
+    """`evaluate` limits the number of values, and `calibrate` does not."""
+    monkeypatch.setattr(slices, "MAX_VALUES", 2)
     command = ["calibrate", f"--workdir={trained}", "--split=train", "--measure-on=valid"]
     result = calibrate(
         str(trained), split="train", measure_on="valid", by="c1", report=lambda _: None
     )
+    with pytest.raises(InputError, match="--by: column 'c1' must have at most 2"):
+        evaluate.evaluate(str(trained), by="c1")
+    monkeypatch.undo()
     after = evaluate.evaluate(str(trained), by="c1")
     assert after.calibrated["by"] == "c1"
     assert 2 <= result.by["fitted"] <= tiny.IDS[1]
@@ -130,8 +135,12 @@ def test_all_processes_exchange_the_checksums_and_only_the_first_writes(trained,
 
 def test_a_calibration_that_cannot_be_measured_is_not_kept(trained, monkeypatch):
     calibrate(str(trained), split="train", measure_on="valid", method="none")
-    monkeypatch.setattr(slices, "MAX_VALUES", 2)
-    with pytest.raises(InputError, match="--by: column 'c1' must have at most 2"):
+
+    def fail(*_):
+        raise InputError("a column is damaged")
+
+    monkeypatch.setattr("jaxrank.evaluation.calibrate.measure_by_value", fail)
+    with pytest.raises(InputError, match="a column is damaged"):
         calibrate(str(trained), split="train", measure_on="valid", by="c1", report=nothing)
     assert evaluate.evaluate(str(trained)).calibrated is None
 
