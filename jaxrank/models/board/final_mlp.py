@@ -97,13 +97,8 @@ class FinalMlp(BoardModel):
     def _fusion(self, u: jax.Array, v: jax.Array) -> jax.Array:
         """Maps outputs f[B, n] and f[B, m] to f[B, tasks]."""
         part = v.shape[1] // self.heads
-        bilinear = StackedDense(
-            self.heads,
-            self.tasks * part,
-            unrounded(self.precision),
-            use_bias=False,
-            name="bilinear",
-        )
+        width, precision = self.tasks * part, unrounded(self.precision)
+        bilinear = StackedDense(self.heads, width, precision, use_bias=False, name="bilinear")
         left = bilinear(u.reshape(-1, self.heads, u.shape[1] // self.heads))
         left = left.reshape(-1, self.heads, self.tasks, part)
         return (left * v.reshape(-1, self.heads, 1, part)).sum(axis=(1, 3))
