@@ -52,6 +52,11 @@ def plain_layers() -> Iterator[None]:
         _is_plain.reset(token)
 
 
+def is_plain() -> bool:
+    """Returns True within `plain_layers`."""
+    return _is_plain.get()
+
+
 def compiler_options(precision: str, platform: str) -> dict[str, str | bool]:
     """Returns XLA options for programs that train models of this precision on a platform.
 

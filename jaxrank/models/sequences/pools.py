@@ -49,6 +49,14 @@ class SequencePool:
         unit="units",
         help="widths of the tower of target_attention",
     )
+    packed_length: float = field(
+        0.0,
+        at_least=0,
+        read_when=_TARGET,
+        unit="events per example",
+        help="room for the events of a batch in target_attention, without the empty places of"
+        " short lists. If they need more, all places are computed. 0: always all places",
+    )
     layers: int = field(
         1,
         at_least=1,
@@ -123,7 +131,8 @@ def _pooled(
     name = f"sequence_{members.name}"
     if pool.pool == "target_attention":
         keys, candidate = _candidate(pool, members, inputs)
-        attention = TargetAttention(tuple(pool.mlp_units), precision, name=name)
+        units = tuple(pool.mlp_units)
+        attention = TargetAttention(units, precision, pool.packed_length, name=name)
         return attention(vectors, mask, keys, candidate)
     if pool.pool == "transformer":
         return Transformer(pool.layers, pool.heads, pool.positions, precision, name=name)(

@@ -8,6 +8,7 @@ from rankers import BATCH, apply_model
 from jaxrank import models
 from jaxrank.errors import InputError
 from jaxrank.models.inputs import Columns, Names, Span
+from jaxrank.models.sequences import target_attention as target_attention_module
 
 LENGTH, DIMS = 4, (2, 4)
 POOLS = {
@@ -122,6 +123,52 @@ def test_a_pool_is_the_written_out_formula_and_ignores_empty_places(pool):
     expected = layer(params["head"], np.array(rows))
     np.testing.assert_allclose(logits, expected, rtol=1e-10)
     np.testing.assert_allclose(plain, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("room", [2.0, 1.5], ids=["fits", "overflows"])
+def test_a_pool_without_empty_places_has_the_results_and_gradients_of_all_places(room, monkeypatch):
+    """The 10 events of 6 examples have room for 12 or for 9."""
+    monkeypatch.setattr(target_attention_module, "_ALIGNMENT", 1)
+    branches = []
+    for form in ("_packed_form", "_padded_form"):
+        monkeypatch.setattr(target_attention_module, form, recorded(form, branches))
+
+    def loss(params, reads, fields):
+        model, _ = built("target_attention", **fields)
+        logits, _ = model.apply(params, {}, models.Inputs(names, dense, reads), train=True)
+        return (logits**2).sum(), logits
+
+    with jax.enable_x64(True):
+        _, params = built("target_attention")
+        (dense, reads), (names, *_) = inputs().tree_flatten()[0][:2], inputs().tree_flatten()[1]
+        vectors, masks = zip(*reads, strict=True)
+
+        def both(fields):
+            def of_vectors(params, vectors):
+                return loss(params, list(zip(vectors, masks, strict=True)), fields)
+
+            return jax.jit(jax.value_and_grad(of_vectors, (0, 1), has_aux=True))(params, vectors)
+
+        expected, result = both({}), both(dict(packed_length=room))
+        jax.block_until_ready(result)
+    ((_, a), b), ((_, c), d) = expected, result
+    np.testing.assert_allclose(a, c, rtol=1e-10)
+    for x, y in zip(jax.tree.leaves(b), jax.tree.leaves(d), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+    forward, backward = "packed" if room == 2 else "padded", 2
+    assert [name for name in branches if forward in name] == [f"_{forward}_form"] * backward
+    assert len(branches) == backward
+
+
+def recorded(name, branches):
+    """Returns a form that records each run of its program."""
+    form = getattr(target_attention_module, name)
+
+    def run(static, *args):
+        jax.debug.callback(lambda: branches.append(name))
+        return form(static, *args)
+
+    return run
 
 
 @pytest.mark.parametrize("pool", POOLS)
