@@ -10,7 +10,9 @@ from jaxrank.config import default
 ROWS = {"train": 512, "valid": 200}
 FIRST = 1_700_000_000
 POOLS = {
-    "target_attention": dict(candidate={"seen": "item", "seen_kind": "kind"}, mlp_units=(6, 4)),
+    "target_attention": dict(
+        candidate={"seen": "item", "seen_kind": "kind"}, mlp_units=(6, 4), packed_length=2.0
+    ),
     "transformer": dict(layers=2),
     "mean": {},
     "learned_query": {},

@@ -51,11 +51,13 @@ class TargetAttention(nn.Module):
         if is_packed:
             return self._packed(vectors, mask, keys, candidate)
         length, first = vectors.shape[1], self.mlp_units[0]
-        room = _ALIGNMENT * math.ceil(len(mask) * self.packed_length / _ALIGNMENT)
-        if 0 < room < mask.size and not self.is_initializing() and not is_plain():
-            module = TargetAttention(self.mlp_units, self.precision, parent=None)
-            params = self.variables["params"]
-            return _either((module, room), params, vectors, mask, keys, candidate)
+        # Plain layers have a symbolic number of examples.
+        if self.packed_length and not is_plain() and not self.is_initializing():
+            room = _ALIGNMENT * math.ceil(len(mask) * self.packed_length / _ALIGNMENT)
+            if room < mask.size:
+                module = TargetAttention(self.mlp_units, self.precision, parent=None)
+                params = self.variables["params"]
+                return _either((module, room), params, vectors, mask, keys, candidate)
         hidden = self._event(vectors, keys * candidate[:, None, :])
         hidden = hidden.reshape(-1, length, first) + self._candidate(candidate)[:, None, :]
         scores = self._scores(flat_events(hidden))
