@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -181,8 +181,7 @@ def _table(
         lines.append(f"{title:<18}{_titles(values)}")
         lines.append(_line("model", values))
         if task in intervals:
-            cells = (_half_width(intervals[task], c) for c in values if c != "examples")
-            lines.append("  95% interval    " + "".join(f" {cell:>14}" for cell in cells))
+            lines += _interval_lines(values, intervals[task])
         if baseline and task in baseline:
             lines.append(_reference("regression", baseline[task], values))
         if best and task in best:
@@ -217,10 +216,37 @@ def _gap_lines(above: float, gap: float) -> list[str]:
     ]
 
 
-def _half_width(intervals: Mapping[str, Sequence[float]], name: str) -> str:
-    """Formats half of the width of an interval, empty if it is undefined."""
-    low, high = intervals.get(name, (math.nan, math.nan))
-    return f"±{(high - low) / 2:.5f}" if high - low == high - low else ""
+def margins_text(value: float, low: float, high: float, *, form: str = ".5f") -> str:
+    """Formats how far the ends of an interval are from its value, such as "±0.00123".
+
+    Returns "-0.00123/+0.00201" if the sides differ, and an empty text if the ends are undefined.
+    """
+    if math.isnan(high - low):
+        return ""
+    below, above = f"{value - low:{form}}", f"{high - value:{form}}"
+    return f"±{above}" if below == above else f"-{below}/+{above}"
+
+
+def _margins(
+    values: Mapping[str, float], intervals: Mapping[str, Sequence[float]], names: Iterable[str]
+) -> list[str]:
+    """Returns `margins_text` of each metric."""
+    undefined = (math.nan, math.nan)
+    return [margins_text(values.get(n, math.nan), *intervals.get(n, undefined)) for n in names]
+
+
+def _interval_lines(
+    values: Mapping[str, float], intervals: Mapping[str, Sequence[float]]
+) -> list[str]:
+    """Formats intervals in the columns of a model, two sides that differ below each other."""
+    texts = _margins(values, intervals, (name for name in values if name != "examples"))
+    sides = [text.partition("/") for text in texts]
+    rows = [[low for low, _, _ in sides], [high for _, _, high in sides]]
+    cells = ["".join(f" {cell:>14}" for cell in row) for row in rows if any(row)]
+    return [
+        f"{title:<18}{row}".rstrip()
+        for title, row in zip(("  95% interval", ""), cells, strict=False)
+    ]
 
 
 def _days(scores: list[DayScore]) -> list[str]:
@@ -343,16 +369,22 @@ def _slices(by: dict[str, Any]) -> list[str]:
     most = _SHOWN_IN_ORDER if by["is_ordered"] else _SHOWN
     for task in values[0]["metrics"] if values else []:
         names = _slice_names(values[0]["metrics"][task])
-        titles = [title_of(c) for c in names]
-        header = "".join(f"{title:>19}" for title in titles)
-        lines.append(f"{task + ' by ' + by['column']:<32}{'examples':>12}{header}")
         if not by["is_ordered"]:
             values = sorted(values, key=lambda entry: -surely_lost(entry, task))  # the worst first
-        for entry, name in zip(values, _names(values[:most]), strict=False):
+        shown = values[:most]
+        spans = [entry.get("intervals", {}).get(task, {}) for entry in shown]
+        margins = [
+            _margins(entry["metrics"][task], span, names)
+            for entry, span in zip(shown, spans, strict=True)
+        ]
+        width = max([9, *(len(text) + 1 for texts in margins for text in texts)])
+        header = "".join(f"{title_of(name):>{10 + width}}" for name in names)
+        lines.append(f"{task + ' by ' + by['column']:<32}{'examples':>12}{header}")
+        for entry, name, texts in zip(shown, _names(shown), margins, strict=True):
             metrics = entry["metrics"][task]
-            spans = entry.get("intervals", {}).get(task, {})
             cells = "".join(
-                f" {metrics.get(c, math.nan):>9.5f}{_half_width(spans, c):<9}" for c in names
+                f" {metrics.get(c, math.nan):>9.5f}{text:<{width}}"
+                for c, text in zip(names, texts, strict=True)
             )
             lines.append(f"  {name:<30}{metrics['examples']:>12,}{cells}")
         if len(values) > most:

@@ -17,7 +17,7 @@ from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.evaluate import open_run
-from jaxrank.evaluation.report import value_name
+from jaxrank.evaluation.report import margins_text, value_name
 from jaxrank.evaluation.score import Scored
 from jaxrank.evaluation.slices import Groups
 from jaxrank.explain.permute import groups, permuted
@@ -264,12 +264,19 @@ def describe(result: Importance) -> str:
 def _table(base: dict[str, dict[str, float]], changes: dict[str, Any], where: str) -> list[str]:
     lines = []
     for task, metrics in base.items():
-        titles = "".join(f"{'change of ' + TITLES[name]:>28}" for name in metrics)
+        rows = {
+            group: [
+                (changes[group][task][n][0], margins_text(*changes[group][task][n]))
+                for n in metrics
+            ]
+            for group in _sorted(changes, task)
+        }
+        width = max([10, *(len(text) for cells in rows.values() for _, text in cells)])
+        titles = "".join(f"{'change of ' + TITLES[name]:>{18 + width}}" for name in metrics)
         lines.append(f"{task + where:<28}{titles}")
-        for group in _sorted(changes, task):
-            cells = (changes[group][task][name] for name in metrics)
-            shown = "".join(f" {c:>+16.5f} ±{(high - low) / 2:<9.5f}" for c, low, high in cells)
-            lines.append(f"  {group:<26}{shown}")
+        for group, cells in rows.items():
+            shown = "".join(f" {change:>+16.5f} {text:<{width}}" for change, text in cells)
+            lines.append(f"  {group:<26}{shown}".rstrip())
     return lines
 
 

@@ -128,7 +128,28 @@ def placement(runs: Sequence[RunReport]) -> list[Markup]:
         summary = tag("summary", f"Tables{more}")
         header = ["table", "rows", "replicated rows", "placement"]
         parts.append(tag("details", summary, table(header, listed)))
+        parts += _pretrained(tables, prefix)
     return parts
+
+
+def _pretrained(tables: Sequence[Mapping[str, Any]], prefix: str) -> list[Markup]:
+    """Lists the tables that started from pre-trained vectors, and their coverage."""
+    rows = [
+        [
+            entry["table"],
+            entry["init_from"]["path"],
+            f"{entry['init_from']['row_coverage']:.1%}",
+            f"{entry['init_from']['lookup_coverage']:.1%}",
+            number(entry["init_from"]["lr_multiplier"]),
+        ]
+        for entry in tables
+        if "init_from" in entry
+    ]
+    if not rows:
+        return []
+    header = ["table", "pre-trained vectors", "of rows", "of lookups", "lr multiplier"]
+    text = f"{prefix}Coverage of pre-trained vectors: shares of the values and of their lookups in"
+    return [note(f"{text} the training data that have one."), table(header, rows, texts=2)]
 
 
 def _placed(entry: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxrank.evaluation.report import cluster_line, worse_than_constant
+from jaxrank.evaluation.report import cluster_line, margins_text, worse_than_constant
 from jaxrank.metrics.exact import probability
 from jaxrank.metrics.intervals import Z
 from jaxrank.metrics.registry import BY_NAME, CALIBRATION, NORMALIZED, TITLES, title_of
@@ -30,6 +30,7 @@ def result(runs: Sequence[RunReport]) -> list[Markup]:
     for task in _tasks(runs):
         parts.append(tag("h3", task))
         parts.append(_metrics(task, runs))
+        parts += _regression_notes(task, runs)
     return parts
 
 
@@ -108,6 +109,24 @@ def _metrics(task: str, runs: Sequence[RunReport]) -> Markup:
     names = list(dict.fromkeys(name for _, values in unique for name in values))
     body = [[title, *(number(values.get(n)) for n in names)] for title, values in unique]
     return table(["", *(TITLES.get(n, n) for n in names)], body)
+
+
+def _regression_notes(task: str, runs: Sequence[RunReport]) -> Iterable[Markup]:
+    """Compares each run with its logistic regression, with the intervals of the differences."""
+    for run in runs:
+        baseline = (run.summary["result"] or {}).get("baseline") or {}
+        # An earlier version stored no differences.
+        differences = (baseline.get("differences") or {}).get(task) or {}
+        texts = [
+            f"{TITLES.get(name, name)} {entry['difference']:+.2g} ({entry['low']:+.2g} to"
+            f" {entry['high']:+.2g})"
+            for name, entry in differences.items()
+            if all(map(_is_number, entry.values()))
+        ]
+        if texts:
+            of_run = f" of {run.name}" if len(runs) > 1 else ""
+            shown = f"Model minus logistic regression{of_run}, with paired 95% intervals:"
+            yield note(f"{shown} {', '.join(texts)}.")
 
 
 def _without_copies(
@@ -286,4 +305,4 @@ def _surely(value: Mapping[str, Any], task: str, name: str) -> float:
 def _format_interval(value: Any, span: Any) -> str:
     if not _is_interval(span):
         return number(value)
-    return f"{number(value)} ± {(span[1] - span[0]) / 2:.2g}"
+    return f"{number(value)} {margins_text(value, *span, form='.2g')}"

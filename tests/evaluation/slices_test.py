@@ -1,5 +1,6 @@
 """Tests of metrics per value of a column against scikit-learn on the predictions."""
 
+import copy
 import dataclasses
 import json
 
@@ -58,6 +59,30 @@ def test_each_value_has_the_metrics_of_its_examples(run, predictions):
     whole = evaluate.evaluate(str(run[0]))
     assert whole.by is None
     assert result.metrics == whole.metrics
+
+
+def test_an_interval_is_printed_with_both_sides_where_they_differ(run):
+    result = evaluate.evaluate(str(run[0]), by="c1")
+    lines = report.format_evaluation(result).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  95% interval"))
+    assert lines[first].count("±") == 4
+    assert "best possible" in lines[first + 1]
+
+    auc = result.metrics["click"]["auc"]
+    intervals = copy.deepcopy(result.intervals)
+    intervals["click"]["auc"] = [auc - 0.1, auc + 0.2]
+    by = copy.deepcopy(result.by)
+    entry = next(e for e in by["values"] if np.isfinite(e["metrics"]["click"]["auc"]))
+    auc = entry["metrics"]["click"]["auc"]
+    entry["intervals"]["click"]["auc"] = [auc - 0.3, auc + 0.4]
+    text = report.format_evaluation(result._replace(intervals=intervals, by=by))
+    lines = text.splitlines()
+    assert lines[first].split()[3] == "-0.10000"
+    assert lines[first + 1].split() == ["+0.20000"]
+    assert lines[first].index("-0.10000") == lines[first + 1].index("+0.20000")
+    header = next(line for line in lines if line.startswith("click by c1"))
+    line = next(line for line in lines if f"{auc:.5f}-0.30000/+0.40000" in line)
+    assert header.index("AUC") + 3 == line.index("-0.30000") + len("-0.30000/+0.40000 ")
 
 
 def test_the_mean_auc_weighs_values_by_their_examples():

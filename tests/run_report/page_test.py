@@ -13,7 +13,7 @@ import pytest
 from jaxrank import cli
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
-from jaxrank.run_report import collect, page
+from jaxrank.run_report import collect, page, score_sections
 from jaxrank.run_report.markup import escape, tag
 
 EVIL = "</script><script>document.title='hacked'</script><img src=x onerror=\"x()\">&'\"\0\ud800"
@@ -74,6 +74,32 @@ def test_each_section_shows_the_numbers_of_the_runs(collected, variants):
     assert "4 tables with 430 rows" in section_text(root, "placement")
     assert "compilation" in section_text(root, "time")
     assert "ema_decay0.00.9" in section_text(root, "config")
+
+
+def test_the_page_compares_with_the_regression_and_shows_the_coverage_of_vectors(collected):
+    summary = json.loads(json.dumps(collected[0].summary))
+    ends = {"difference": -0.0123, "low": -0.02, "high": -0.004}
+    undefined = {"difference": 0.1, "low": None, "high": None}
+    summary["result"]["baseline"] = {
+        "metrics": {"click": {"logloss": 0.4321}},
+        "differences": {"click": {"logloss": ends, "auc": undefined}},
+    }
+    vectors = {"path": "v.parquet", "row_coverage": 0.25, "lookup_coverage": 0.875}
+    summary["tables"][0]["init_from"] = vectors | {"lr_multiplier": 0.5}
+    root = parsed(page.render([collected[0]._replace(summary=summary)]))
+    shown = section_text(root, "result")
+    assert "logistic regression0.4321" in shown
+    assert "with paired 95% intervals: logloss -0.012 (-0.02 to -0.004)." in shown
+    assert f"{summary['tables'][0]['table']}v.parquet25.0%87.5%0.5" in section_text(
+        root, "placement"
+    )
+
+
+def test_an_interval_has_both_sides_where_they_differ():
+    form = score_sections._format_interval
+    assert form(0.5, [0.4, 0.6]) == "0.5 ±0.1"
+    assert form(0.5, [0.4, 0.7]) == "0.5 -0.1/+0.2"
+    assert form(0.5, None) == "0.5"
 
 
 def test_the_worst_slices_come_first(collected):

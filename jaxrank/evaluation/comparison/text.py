@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrank.evaluation.comparison.compare import Comparison, leading_metric, surely_worse
-from jaxrank.evaluation.report import cluster_line, value_name
+from jaxrank.evaluation.report import cluster_line, margins_text, value_name
 from jaxrank.metrics.registry import CALIBRATION, metric_named, title_of
 
 _MAX_VALUES = 20
@@ -75,9 +75,7 @@ def _shown(entry: Mapping[str, float], name: str) -> str:
     if is_shown and name != CALIBRATION and (low > 0 or high < 0):
         is_better = (difference > 0) == metric_named(name).higher_is_better
         sign = " better" if is_better else " worse"
-    below, above = f"{difference - low:.5f}", f"{high - difference:.5f}"
-    margins = f"±{above}" if below == above else f"-{below}/+{above}"
-    return f"{difference:+.5f} {margins}{sign}"
+    return f"{difference:+.5f} {margins_text(difference, low, high)}{sign}"
 
 
 def _slices(by: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
