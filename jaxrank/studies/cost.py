@@ -1,6 +1,7 @@
 """Throughput and cost of machines, measured here and estimated, by a table of prices."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ _COLUMNS = (
 )
 _RATES, _THROUGHPUT = "rates and prices", "throughput and cost"
 _MEASURED, _ESTIMATED, _EXTRAPOLATED = "measured", "estimated", "extrapolated"
+_MAIN = "config"  # name of the config of the study
 _COLORS = {_MEASURED: "C0", _ESTIMATED: "C1", _EXTRAPOLATED: "C7"}
 
 
@@ -60,6 +62,18 @@ class Options:
     seconds: float = field(5.0, help="duration of each measurement", unit="seconds", above=0)
 
 
+class _Model(NamedTuple):
+    """A model of the study.
+
+    path: of its config; empty: the config of the study.
+    config: as plain data.
+    """
+
+    name: str
+    path: str
+    config: Mapping[str, Any]
+
+
 class _Machine(NamedTuple):
     """A machine with its price. peak: bfloat16 operations/s, None if it is not known."""
 
@@ -73,16 +87,15 @@ def runs(context: Context) -> Runs:
     options = context.options
     prices = Prices(options.prices)
     estimated = {name: _priced(topology(name), prices) for name in options.topologies}
-    models: dict[str, dict[str, Any]] = {"config": {}}
-    models |= {_stem(path): _sections(context, path) for path in options.other_configs}
+    models = _models(context)
     present = yield from describe_devices()
     machine = _present(present, prices)
-    specs = [spec for m, o in models.items() for spec in _specs(context, m, o, estimated)]
+    specs = [spec for model in models for spec in _specs(options, model, estimated)]
     results = yield specs
     rows = [_row(r, machine, estimated) for r in results if r.is_done]
     if present["platform"] == "cpu":
         rows += [_cluster(row, options, machine) for row in rows if row.machine.how == _MEASURED]
-    rows.sort(key=lambda row: row.model != "config")
+    rows.sort(key=lambda row: row.model != _MAIN)
     return Outcome(
         Table(_COLUMNS, [*_rate_rows(prices), *_throughput_rows(rows)]),
         _panels(rows),
@@ -90,22 +103,28 @@ def runs(context: Context) -> Runs:
     )
 
 
-def _stem(path: str) -> str:
-    """Returns the name of a config, such as "heavy" of configs/heavy.py:small."""
-    return Path(path.partition(".py:")[0]).stem
-
-
-def _sections(context: Context, path: str) -> dict[str, Any]:
-    """Returns the sections in which another config differs, as overrides.
-
-    What the command line sets is set in both.
+def _models(context: Context) -> list[_Model]:
+    """Returns the models of the study. What the command line sets is set in all of them.
 
     Raises:
-        InputError: the other config cannot be loaded, or has no such field.
+        InputError: another config cannot be loaded or lacks a field of the command line, or two
+            configs have one name.
     """
-    other = config_files.to_plain(config_files.load(path, context.overrides))
-    base = config_files.to_plain(context.config)
-    return {name: value for name, value in other.items() if value != base.get(name)}
+    models = {_MAIN: _Model(_MAIN, "", config_files.to_plain(context.config))}
+    for path in context.options.other_configs:
+        config = config_files.to_plain(config_files.load(path, context.overrides))
+        model = _Model(_stem(path), path, config)
+        if models.setdefault(model.name, model) is not model:
+            raise InputError(
+                f"--other-configs: must be files of different names, and none {_MAIN}.py: found"
+                f" {path!r}. Rename the file."
+            )
+    return list(models.values())
+
+
+def _stem(path: str) -> str:
+    """Returns the name of a config, such as "heavy" of configs/heavy.py:small."""
+    return re.sub(r"[^\w.,=+-]", "_", Path(path.partition(".py:")[0]).stem)
 
 
 def _priced(machine: Topology, prices: Prices) -> _Machine:
@@ -133,53 +152,54 @@ def _present(values: Mapping[str, Any], prices: Prices) -> _Machine:
     return _priced(machine, prices)._replace(how=_MEASURED)
 
 
-def _specs(
-    context: Context, model: str, overrides: Mapping[str, Any], estimated: Mapping[str, _Machine]
-) -> list[RunSpec]:
-    of_config = overrides.get("batch_size", context.config.batch_size)
-    batch = context.options.estimated_batch_size or of_config or OPEN_BATCH
-    seconds = {"seconds": context.options.seconds}
-    measured = {**overrides, **_measured_overrides(context, overrides)}
-    specs = [RunSpec(f"measured-{model}", measured, "bench", seconds)]
+def _specs(options: Options, model: _Model, estimated: Mapping[str, _Machine]) -> list[RunSpec]:
+    config = model.config
+    batch = options.estimated_batch_size or config["batch_size"] or OPEN_BATCH
+    measured = RunSpec(
+        f"{_MEASURED}-{model.name}",
+        _measured_overrides(options, config),
+        "bench",
+        {"seconds": options.seconds},
+        config=model.path,
+    )
+    specs = [measured]
     for name in estimated:
-        devices = topology(name).devices
         changes = {
-            **overrides,
             "mesh.devices": 0,
             "batch_size": batch,
-            "data.shards": round_shards(devices, context.config.data.shards),
+            "data.shards": round_shards(topology(name).devices, config["data"]["shards"]),
         }
-        specs.append(RunSpec(f"estimated-{model}-{name}", changes, "estimate", {"topology": name}))
+        run = f"{_ESTIMATED}-{model.name}-{name}"
+        settings = {"topology": name}
+        specs.append(RunSpec(run, changes, "estimate", settings, config=model.path))
     return specs
 
 
-def _measured_overrides(context: Context, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _measured_overrides(options: Options, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a measurement changes in a config, because this machine may be a small one.
 
     Raises:
         InputError: the number of rows is set, and a model has data that is not generated.
     """
-    options = context.options
     changes: dict[str, Any] = {}
     if options.measured_batch_size:
         changes["batch_size"] = options.measured_batch_size
     if options.measured_rows:
-        source = overrides.get("source") or config_files.to_plain(context.config.source)
+        source, data = config["source"], config["data"]
         if source.get("kind") != "synthetic":
             raise InputError(
                 "--measured-rows: must be 0 for data that is not generated: found"
                 f" {options.measured_rows:,} and source.kind={source.get('kind')!r}. Leave the flag"
                 " out."
             )
-        data = overrides.get("data") or context.config.data
         if data["store"] or data["direct"]:
             raise InputError(
                 "--measured-rows: must be 0 for data that is not generated: found"
                 f" {options.measured_rows:,}, data.store={data['store']!r} and"
                 f" data.direct={data['direct']}. Leave the flag out."
             )
-        rows = {name: min(n, options.measured_rows) for name, n in source["rows"].items()}
-        changes["source"] = {**source, "rows": rows}
+        for name, rows in source["rows"].items():
+            changes[f"source.rows.{name}"] = min(rows, options.measured_rows)
     return changes
 
 

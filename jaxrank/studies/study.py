@@ -26,7 +26,7 @@ from jaxrank.report import Report
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """One run of a study: a change of the study's config, and the kind of run.
+    """One run of a study: a change of a config, and the kind of run.
 
     A run is a pure function of the config and its spec. Specs of one study with equal names must be
     equal.
@@ -36,6 +36,8 @@ class RunSpec:
     kind: a key of `execution.kinds.KINDS`: "train" trains and evaluates.
     settings: of the kind, plain data.
     devices: number of CPU devices to open; 0: the default of JAX. Has no effect on accelerators.
+    config: another config to change, with the overrides of the command line: a path or a name, as
+        for --config. Empty: the config of the study.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RunSpec:
     kind: str = "train"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     devices: int = 0
+    config: str = ""
 
 
 # Describes the devices of this machine; see `execution.measure.describe_devices`.

@@ -1,5 +1,6 @@
 """Learning rates for each side of a comparison, found by runs that are part of the study."""
 
+import dataclasses
 import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -114,7 +115,7 @@ def tuned(
 def _spec(spec: RunSpec, point: Point, resolved: Mapping[str, Any], factor: float) -> RunSpec:
     name = f"tune-{spec.name}-dense{point[0]:+d}-tables{point[1]:+d}"
     overrides = {**spec.overrides, **rates(resolved, point, factor)}
-    return RunSpec(name, overrides, spec.kind, spec.settings, spec.devices)
+    return dataclasses.replace(spec, name=name, overrides=overrides)
 
 
 def _moved(point: Point, difference: Point) -> Point:

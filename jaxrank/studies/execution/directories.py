@@ -43,6 +43,7 @@ class Directories:
 
     def __init__(self, config: ConfigDict, workdir: Path, command: Sequence[str]):
         self._base = config_files.to_plain(config)
+        self._bases = {"": self._base}  # by `RunSpec.config`
         self._workdir, self._command = workdir, command
 
     def path(self, spec: RunSpec) -> Path:
@@ -109,7 +110,10 @@ class Directories:
         return RunResult(spec, **{k: v for k, v in record.items() if k in names})
 
     def _config(self, spec: RunSpec) -> dict[str, Any]:
-        config = config_files.from_plain(self._base)
+        if spec.config not in self._bases:
+            other = config_files.load(spec.config, command_overrides(self._command))
+            self._bases[spec.config] = config_files.to_plain(other)
+        config = config_files.from_plain(self._bases[spec.config])
         return config_files.to_plain(config_files.overridden(config, spec.overrides))
 
     def _inputs(self, spec: RunSpec) -> dict[str, Any]:
@@ -142,13 +146,25 @@ class Directories:
         overrides = config_files.override_flags(spec.overrides)
         if store:
             overrides += config_files.override_flags({"data.store": store})
-        line = shlex.join([*self._command, *overrides])
+        command = [
+            f"--config={spec.config}"
+            if spec.config and argument.startswith("--config=")
+            else argument
+            for argument in self._command
+        ]
+        line = shlex.join([*command, *overrides])
         devices = f"JAX_NUM_CPU_DEVICES={spec.devices} " if spec.devices else ""
         verb = VERBS.get(spec.kind)
         if verb is None or spec.settings:
             return f"# {devices}{spec.kind} {json_files.to_text(spec.settings)}: {line}"
         workdir = shlex.quote(str(self.path(spec) / verb))
         return f"{devices}jaxrank {verb} {line} --workdir={workdir}"
+
+
+def command_overrides(command: Sequence[str]) -> Sequence[str]:
+    """Returns the overrides of a config among the arguments that give it; see `Directories`."""
+    names = [argument.partition("=")[0] for argument in command]
+    return command[names.index("--config") + 1 :] if "--config" in names else ()
 
 
 def _stored(config: Mapping[str, Any]) -> tuple[Any, Any]:
