@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrank.errors import InputError
 from jaxrank.studies.study import (
     Context,
     Outcome,
@@ -69,8 +70,10 @@ def runs(context: Context) -> Runs:
     ]
     stores += [(initial, size) for size in options.block_sizes if size != _BLOCK]
     prepared = yield [_store(*store) for store in stores]
+    if not prepared[0].is_done:
+        raise InputError(prepared[0].error)
     stored = {s: result for s, result in zip(stores, prepared, strict=True) if result.is_done}
-    chosen = _NAIVE | _store_overrides(stored.get((initial, _BLOCK)))
+    chosen = _NAIVE | _store_overrides(stored[initial, _BLOCK])
     rows: list[_Row] = []
 
     # One setting after the other: each keeps the best values of those before it.
@@ -85,7 +88,7 @@ def runs(context: Context) -> Runs:
     rates = yield from _rates(values, options)
     rows += [_Row("block size", size, rate) for (_, size), rate in rates.items()]
     _, block = _fastest(rates, (initial, _BLOCK))
-    chosen |= _store_overrides(stored.get((compression, _BLOCK)))
+    chosen |= _store_overrides(stored[compression, _BLOCK])
 
     counts = [n for n in dict.fromkeys((0, *options.workers)) if n == 0 or data.shards % n == 0]
     values = {n: chosen | {"data.num_workers": n} for n in counts}
@@ -119,10 +122,8 @@ def _store(compression: str, block_size: int) -> RunSpec:
     return RunSpec(name, {"data.compression": compression}, "store", {"block_size": block_size})
 
 
-def _store_overrides(prepared: RunResult | None) -> dict[str, Any]:
-    """Returns the overrides that read a prepared store. Without one, the run reads the study's."""
-    if prepared is None:
-        return {}
+def _store_overrides(prepared: RunResult) -> dict[str, Any]:
+    """Returns the overrides that read a prepared store."""
     return {"data.store": prepared.values["store"]} | dict(prepared.spec.overrides)
 
 

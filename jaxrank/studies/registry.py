@@ -10,13 +10,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, StoppedError
 from jaxrank.report import Report
 from jaxrank.studies.execution import executor
 from jaxrank.studies.execution import outcome as outcomes
-from jaxrank.studies.execution.directories import Directories
+from jaxrank.studies.execution.directories import Directories, command_overrides
 from jaxrank.studies.execution.executor import WORKER
-from jaxrank.studies.study import DEVICES, Context, Outcome, RunResult, Study
+from jaxrank.studies.study import DEVICES, Context, Outcome, RunResult, Study, Table
 from jaxrank.validate import check_choice, field_default, field_rules, parse
 
 
@@ -184,22 +184,25 @@ def run(
         InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
     """
     directories = Directories(config, workdir, command)
-    names = [argument.partition("=")[0] for argument in command]
-    overrides = command[names.index("--config") + 1 :] if "--config" in names else ()
+    context = Context(config, options, report, command_overrides(command))
     failed: dict[str, RunResult] = {}
-    with executor.opened(
-        directories, workdir, jobs=jobs, report=report, worker=worker
-    ) as execution:
-        if jobs > 1:
-            _check_devices(execution, jobs)
+    try:
+        with executor.opened(
+            directories, workdir, jobs=jobs, report=report, worker=worker
+        ) as execution:
+            if jobs > 1:
+                _check_devices(execution, jobs)
 
-        def execute(specs: Any) -> list[RunResult]:
-            results = execution.run(specs)
-            failed.update({r.spec.name: r for r in results if not r.is_done})
-            return results
+            def execute(specs: Any) -> list[RunResult]:
+                results = execution.run(specs)
+                failed.update({r.spec.name: r for r in results if not r.is_done})
+                return results
 
-        outcome = _outcome(study, Context(config, options, report, overrides), execute)
-        result = outcomes.write(workdir, study.name, outcome, list(failed.values()))
+            outcome = _outcome(study, context, execute)
+            result = outcomes.write(workdir, study.name, outcome, list(failed.values()))
+    except StoppedError:
+        _report_unfinished(study, context, execution.finished)
+        raise
     report(outcomes.describe(outcome, list(failed.values())))
     report(f"Files: {', '.join(result['files'])}")
     if failed:
@@ -218,6 +221,31 @@ def _check_devices(execution: executor.Executor, jobs: int) -> None:
             f" {present.values['count']} x {present.values['kind']}. Set --jobs=1, or"
             " JAX_PLATFORMS=cpu."
         )
+
+
+def _report_unfinished(study: Study, context: Context, finished: Callable[[Any], Any]) -> None:
+    """Reports the table of the runs that have finished.
+
+    It is that of the study if the study can make one without the other runs.
+
+    Args:
+        finished: see `Executor.finished`.
+    """
+    done: dict[str, RunResult] = {}
+
+    def collect(specs: Any) -> list[RunResult]:
+        results = finished(specs)
+        done.update({r.spec.name: r for r in results if r.is_done})
+        return results
+
+    try:
+        table = _outcome(study, context, collect).table
+    except InputError:  # of a study that cannot choose its next runs
+        table = Table((), ())
+    table = table if table.rows else outcomes.runs_table(list(done.values()))
+    if table.rows:
+        text = outcomes.table_text(table)
+        context.report(f"Runs that have finished, of an unfinished study:\n{text}")
 
 
 def _outcome(study: Study, context: Context, execute: Callable[[Any], Any]) -> Outcome:

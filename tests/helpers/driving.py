@@ -1,6 +1,8 @@
 """Drives studies with made-up results."""
 
 from jaxrank.config_files import to_plain
+from jaxrank.errors import InputError
+from jaxrank.studies.study import RunResult
 
 
 def drive(runs, answer):
@@ -13,6 +15,29 @@ def drive(runs, answer):
             return stop.value, batches
         batches.append(batch)
         results = [answer(spec) for spec in batch]
+
+
+def rows_when_stopped(make_runs, answer):
+    """Returns the number of rows of a study of which only the first k runs have finished, by k.
+
+    0 where the study makes no table. `make_runs` starts the study again.
+    """
+    counts = []
+    total = len([spec for batch in drive(make_runs(), answer)[1] for spec in batch])
+    for most in range(total + 1):
+        finished = set()
+
+        def stopped(spec, finished=finished, most=most):
+            if len(finished | {spec.name}) > most:
+                return RunResult(spec, "failed", error="not executed")
+            finished.add(spec.name)
+            return answer(spec)
+
+        try:
+            counts.append(len(drive(make_runs(), stopped)[0].table.rows))
+        except InputError:
+            counts.append(0)
+    return counts
 
 
 def resolved(config, num_steps=100):

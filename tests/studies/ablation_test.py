@@ -2,7 +2,7 @@
 
 import pytest
 import tiny
-from driving import drive, resolved
+from driving import drive, resolved, rows_when_stopped
 
 from jaxrank.config_files import to_plain
 from jaxrank.errors import InputError
@@ -68,6 +68,14 @@ def test_groups_are_compared_with_the_full_model_seed_by_seed():
 def test_each_feature_is_left_out_by_default():
     _, (_, specs) = driven(runs=2)
     assert {s.overrides.get("features.skip") for s in specs} == {None, *((f,) for f in FEATURES)}
+
+
+def test_a_stopped_study_has_the_groups_that_have_finished():
+    context = Context(tiny.config(), ablation.Options(runs=2), lambda text: None)
+    counts = rows_when_stopped(lambda: ablation.runs(context), answer)
+    # 1 run of the choice of fields, 2 with all features, and 2 for each feature.
+    assert counts[:5] == [0, 0, 0, 0, 2]
+    assert counts[-1] == 2 * len(FEATURES)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import tiny
-from driving import drive, resolved
+from driving import drive, resolved, rows_when_stopped
 
 from jaxrank import config
 from jaxrank.config_files import overridden
@@ -67,6 +67,16 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     assert "95% of its largest value at batch size 512" in second
     assert "--config.optim.dense.scaling=sqrt" in outcome.best_overrides
     assert "--config.batch_size=1024" in outcome.best_overrides
+
+
+def test_a_stopped_study_has_a_table_of_the_runs_that_have_finished():
+    options = batch_size.Options(
+        batch_sizes=(128, 256), base=128, rules=("sqrt",), workers=4, runs=2, tune_rounds=1
+    )
+    context = Context(tiny.config(), options, lambda text: None)
+    counts = rows_when_stopped(lambda: batch_size.runs(context), answer)
+    assert counts[0] == 0
+    assert 0 < counts[-3] <= counts[-1]
 
 
 def test_other_rules_and_batch_sizes_reuse_the_search_and_the_runs_at_the_base_batch():

@@ -17,10 +17,10 @@ import tiny
 from checkout import HELPERS, ROOT, TINY
 
 from jaxrank import cli, extensions
-from jaxrank.errors import InputError, RunError
+from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.studies import registry
 from jaxrank.studies.execution.directories import Directories
-from jaxrank.studies.execution.executor import opened
+from jaxrank.studies.execution.executor import Executor, opened
 from jaxrank.studies.study import Outcome, Panel, RunSpec, Series, Study, Table
 from jaxrank.validate import field
 
@@ -166,7 +166,7 @@ sys.path[:0] = [sys.argv[1]]
 import executor_test as of
 from jaxrank import errors
 try:
-    of.executed(Path(sys.argv[2]), Path(sys.argv[3]), count=8, jobs=2, **of.SLOW)
+    of.executed(Path(sys.argv[2]), Path(sys.argv[3]), count=8, jobs=2, report=print, **of.SLOW)
 except errors.StoppedError as error:
     sys.exit(error.exit_status)
 """
@@ -184,12 +184,17 @@ def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, whole, n
     workdir, log = tmp_path / "study", tmp_path / "log"
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
     command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(workdir), str(log)]
-    process = subprocess.Popen(command, env=env)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     while not (workdir / "runs" / "run-3" / "result.json").exists():
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(number)
-    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    if number != signal.SIGKILL:
+        table = shown.partition("of an unfinished study:\n")[2].splitlines()
+        assert table[0].split() == ["run", "AUC"]
+        assert table[4].split() == ["run-3", "3"]
     for path in workdir.glob("runs/*/by"):  # workers end with the study
         while is_running(int(path.read_text())):
             time.sleep(0.01)
@@ -197,6 +202,33 @@ def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, whole, n
     actual = executed(workdir, log, count=8, **SLOW)
     assert actual["table"] == whole["table"]
     assert len(log.read_text().split()) <= 8 + 2  # the two runs that were killed
+
+
+def test_a_stopped_study_without_a_table_of_its_own_lists_its_runs(tmp_path, monkeypatch):
+    def runs(context):
+        yield fakes(tmp_path / "log", 1)
+        (second,) = yield [RunSpec("second", kind="fake")]
+        raise InputError(second.error)  # as a search does that has no valid point
+
+    def run(self, specs):
+        if specs[0].name == "second":
+            raise StoppedError("stopped by a signal", signal.SIGINT)
+        return original(self, specs)
+
+    original, lines = Executor.run, []
+    monkeypatch.setattr(Executor, "run", run)
+    unfinished = Study("unfinished", "", Options, runs)
+    with pytest.raises(StoppedError):
+        registry.run(
+            unfinished,
+            tiny.config(),
+            tmp_path / "study",
+            Options(2),
+            command=[],
+            report=lines.append,
+            worker=WORKER,
+        )
+    assert "run    click/auc  examples/s\nrun-0          0           -" in lines[-1]
 
 
 def test_several_jobs_do_not_share_an_accelerator(tmp_path, monkeypatch):

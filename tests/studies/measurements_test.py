@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 import tiny
+from driving import rows_when_stopped
 from ml_collections import ConfigDict
 
-from jaxrank import cli, config_files
+from jaxrank import cli, config_files, json_files
 from jaxrank.aot.prices import COLUMNS, Prices
 from jaxrank.aot.scaling import PARTS
 from jaxrank.aot.topology import topology
@@ -22,6 +23,15 @@ CPU = {"count": 1, "kind": "cpu", "platform": "cpu", "cores": 2}
 
 def ignore(text):
     """Drops a line of a report."""
+
+
+def answered(spec, answer):
+    """The result of a run by `answer`, see `driven`."""
+    measured = answer(spec)
+    if measured is None:
+        return RunResult(spec, "failed", error="too hot")
+    rate, values = measured
+    return RunResult(spec, "done", examples_per_second=rate, values=values)
 
 
 def driven(study, answer, config=None, overrides=(), **options):
@@ -40,12 +50,7 @@ def driven(study, answer, config=None, overrides=(), **options):
         results = []
         for spec in batch:
             assert specs.setdefault(spec.name, spec) == spec
-            measured = answer(spec)
-            if measured is None:
-                results.append(RunResult(spec, "failed", error="too hot"))
-            else:
-                rate, values = measured
-                results.append(RunResult(spec, "done", examples_per_second=rate, values=values))
+            results.append(answered(spec, answer))
         try:
             batch = runs.send(results)
         except StopIteration as stop:
@@ -148,6 +153,11 @@ def test_input_keeps_the_best_value_of_each_setting():
     assert outcome.panels[2].series[0].y == [2000.0, 3000.0, 2020.0]
 
 
+def test_data_that_cannot_be_prepared_ends_the_study_of_the_input():
+    with pytest.raises(InputError, match="too hot"):
+        driven(input.STUDY, lambda spec: None)
+
+
 PRICES = {"cpu": ("core", 0.05), "v3": ("chip", 2.0), "a100": ("chip", 3.0)}
 
 
@@ -196,14 +206,12 @@ def test_cost_measures_on_fewer_rows_and_smaller_batches_than_it_estimates(tmp_p
     options = dict(measured_batch_size=16, measured_rows=500, estimated_batch_size=256)
     prices = price_file(tmp_path / "p.csv")
     options["other_configs"] = ("quickstart",)
-    command = ("--config.optim.tables.name", "adagrad")
-    _, specs = driven(cost.STUDY, priced, overrides=command, prices=prices, **options)
-    assert specs["measured-quickstart"].overrides["optim"]["tables"]["name"] == "adagrad"
-    for name in ("config", "quickstart"):
-        overrides = specs[f"measured-{name}"].overrides
-        assert overrides["batch_size"] == 16
-        assert overrides["source"]["rows"] == dict(train=500, valid=500)
-    assert "source" not in specs["estimated-config-v3-32"].overrides
+    _, specs = driven(cost.STUDY, priced, prices=prices, **options)
+    few = {"batch_size": 16, "source.rows.train": 500, "source.rows.valid": 500}
+    for name, file in (("config", ""), ("quickstart", "quickstart")):
+        assert specs[f"measured-{name}"].overrides == few
+        assert specs[f"measured-{name}"].config == file
+    assert "source.rows.train" not in specs["estimated-config-v3-32"].overrides
     assert specs["estimated-config-v3-32"].overrides["batch_size"] == 256
     config = tiny.config()
     with config.unlocked():
@@ -244,6 +252,28 @@ def test_the_prices_of_the_program_are_dated_or_empty():
     assert all(price.date for price in prices.by_device.values() if price.usd_per_hour)
 
 
+def test_other_configs_have_names_of_their_own(tmp_path):
+    other = tmp_path / "quickstart.py"
+    other.write_text("from jaxrank.config import default as get_config\n")
+    options = dict(prices=price_file(tmp_path / "p.csv"))
+    options["other_configs"] = ("quickstart", str(other))
+    with pytest.raises(InputError, match=r"--other-configs: .* different names.*quickstart.py'"):
+        driven(cost.STUDY, priced, **options)
+
+
+def test_a_run_of_another_config_has_a_command_that_names_its_file(tmp_path):
+    command = ["--models=m.py", "--config=tiny", "--config.seed", "7"]
+    directories = Directories(tiny.config(), tmp_path, command)
+    spec = RunSpec("other", {"batch_size": 64}, config="quickstart")
+    directories.begin(spec)
+    line = (directories.path(spec) / "command.txt").read_text()
+    shown = "--models=m.py --config=quickstart --config.seed 7 --config.batch_size=64"
+    assert line == f"jaxrank train {shown} --workdir={directories.path(spec)}/train\n"
+    plain = json_files.read(directories.path(spec) / "config.json")
+    expected = config_files.load("quickstart", ["--config.seed=7", "--config.batch_size=64"])
+    assert plain == json_files.plain(config_files.to_plain(expected))
+
+
 def test_an_estimate_generates_its_sample_and_reads_other_data_of_the_study(tmp_path):
     spec = RunSpec("estimated", kind="estimate", settings={"topology": "v3-8"})
     assert not Directories(tiny.config(), tmp_path, []).reads_shared_data(spec)
@@ -264,6 +294,21 @@ def test_kinds_of_runs_measure_devices_stores_and_the_input(store, tmp_path):
     assert measure.describe_devices(run)["values"]["platform"] == "cpu"
     run = dataclasses.replace(run, settings={"seconds": 0.01}, store=str(store))
     assert measure.input_rate(run)["examples_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("study", "answer", "options"),
+    [
+        (scaling.STUDY, scaled, dict(devices=(1, 2), topologies=("v3-8",))),
+        (input.STUDY, fed, dict(block_sizes=(1024,), workers=(2,), prefetch=(4,), repeats=1)),
+        (cost.STUDY, priced, dict(topologies=("v3-32",))),
+    ],
+)
+def test_a_stopped_study_has_the_machines_and_settings_that_are_measured(study, answer, options):
+    context = Context(tiny.config(batch_size=128), study.options(**options), ignore)
+    counts = rows_when_stopped(lambda: study.runs(context), lambda spec: answered(spec, answer))
+    assert counts[0] == 0
+    assert 0 < counts[3] <= counts[-1]
 
 
 @pytest.mark.parametrize("name", ["scaling", "input", "cost"])

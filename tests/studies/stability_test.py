@@ -4,7 +4,7 @@ import math
 
 import pytest
 import tiny
-from driving import drive, resolved
+from driving import drive, resolved, rows_when_stopped
 
 from jaxrank.errors import InputError
 from jaxrank.studies import stability, tuning
@@ -63,6 +63,14 @@ def test_groups_differ_in_one_thing_and_sides_have_rates_of_their_own():
     assert both["low"] < both["deviation"] < both["high"]
     assert "one asynchronous worker is equal to them: this is determinism" in outcome.conclusion[1]
     assert [p.title for p in outcome.panels][-1] == "staleness"
+
+
+def test_a_stopped_study_has_a_table_of_the_runs_that_have_finished():
+    options = stability.Options(runs=2, workers=(1, 5), tune_rounds=0)
+    context = Context(tiny.config(), options, lambda text: None)
+    counts = rows_when_stopped(lambda: stability.runs(context), answer)
+    assert counts[0] == 0
+    assert 0 < counts[-3] <= counts[-1]
 
 
 def test_a_search_ends_where_no_neighbour_is_better_and_failed_rates_are_worst():

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import tiny
-from driving import drive, resolved
+from driving import drive, resolved, rows_when_stopped
 
 from jaxrank.config_files import overridden
 from jaxrank.errors import InputError
@@ -74,6 +74,14 @@ def test_points_fall_as_examples_rise_and_finalists_run_with_equal_new_seeds():
     assert config["model.mlp_units"] == "(16,)"
     assert list(dict.fromkeys(outcome.panels[1].series[0].x)) == ["64", "128", "256"]
     assert [panel.x_scale for panel in outcome.panels] == ["log", "linear", "linear"]
+
+
+def test_a_stopped_study_has_the_points_that_have_finished():
+    options = sweep.Options(range=tuple(RANGES[1:]), points=4, finalists=2, runs=2)
+    context = Context(tiny.config(seed=0), options, lambda text: None)
+    counts = rows_when_stopped(lambda: sweep.runs(context), answer)
+    assert counts[0] == 0
+    assert counts[-2:] == [4, 4]
 
 
 def test_points_are_within_their_ranges_distinct_and_first_of_a_larger_search():

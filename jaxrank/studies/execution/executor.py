@@ -74,6 +74,7 @@ class Executor:
         self._workers: list[_Worker] = []  # all of them
         self._idle: list[_Worker] = []
         self._specs: dict[str, RunSpec] = {}
+        self._results: dict[str, RunResult] = {}  # of batches that have finished
         self._is_closed = False
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunResult]:
@@ -102,7 +103,20 @@ class Executor:
             self._directories.begin(spec)
         if new:
             results |= self._execute(new)
+        self._results |= results
         return [results[spec.name] for spec in specs]
+
+    def finished(self, specs: Sequence[RunSpec]) -> list[RunResult]:
+        """Returns the results of runs in the same order, without executing any.
+
+        A run that has not finished has failed, by its result.
+        """
+        return [
+            self._results.get(spec.name)
+            or self._directories.result(spec)
+            or RunResult(spec, "failed", error="not executed, because the study has stopped.")
+            for spec in specs
+        ]
 
     def close(self) -> None:
         """Ends all workers."""

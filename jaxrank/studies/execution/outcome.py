@@ -1,12 +1,13 @@
 """Writes the outcome of a study: table, picture and conclusion, as files and as text."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrank import json_files, plots
 from jaxrank.atomic import replacing
-from jaxrank.studies.study import Outcome, RunResult, Table
+from jaxrank.studies.study import Outcome, RunResult, Table, first_metrics
 
 _DIGITS = 5  # significant digits of a printed number
 
@@ -41,6 +42,17 @@ def describe(outcome: Outcome, failed: list[RunResult]) -> str:
         lines.append(f"Best values: {' '.join(outcome.best_overrides)}")
     lines += [f"{result.spec.name} failed: {result.error}" for result in failed]
     return "\n".join(lines)
+
+
+def runs_table(results: Sequence[RunResult]) -> Table:
+    """Returns a table of the runs that train or measure, with one row for each."""
+    shown = [r for r in results if r.metrics or r.examples_per_second]
+    names = first_metrics(shown)
+    rows = [
+        (r.spec.name, *(r.metrics.get(name) for name in names), r.examples_per_second or None)
+        for r in shown
+    ]
+    return Table(("run", *names, "examples/s"), rows)
 
 
 def table_text(table: Table) -> str:
