@@ -33,13 +33,21 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def make_folder(workdir: str) -> Path:
-    """Makes a new directory for all processes, in `workdir` or for temporary files."""
+    """Makes a new directory for all processes, in `workdir` or for temporary files.
+
+    Raises:
+        InputError: it cannot be made.
+    """
     path = ""
     with processes.together():
         if processes.is_first():
-            if workdir:
-                Path(workdir).mkdir(parents=True, exist_ok=True)
-            path = tempfile.mkdtemp(prefix=".selftest-", dir=workdir or None)
+            try:
+                if workdir:
+                    Path(workdir).mkdir(parents=True, exist_ok=True)
+                path = tempfile.mkdtemp(prefix=".selftest-", dir=workdir or None)
+            except OSError as error:
+                must = "must be a directory that can be written"
+                raise InputError(f"--workdir: {workdir} {must}: found {error}.") from error
     return Path(processes.broadcast_value(path))
 
 

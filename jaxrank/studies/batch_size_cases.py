@@ -82,6 +82,13 @@ class Specs:
 
     def __init__(self, context: Context, chosen: Mapping[str, Any]):
         self._options, self._config = context.options, context.config
+        shards = self._config.data.shards
+        for batch in (*self._options.batch_sizes, self._options.base):
+            if batch % shards:
+                raise InputError(
+                    f"--batch-sizes, --base: must be multiples of data.shards={shards}: found"
+                    f" {batch}."
+                )
         self.tuned_config = set_base_rates(chosen["config"], self._options.base)
         largest = max(*self._options.batch_sizes, self._options.base)
         available = self._options.examples or chosen["num_steps"] * chosen["config"]["batch_size"]

@@ -112,8 +112,12 @@ def _models(context: Context) -> list[_Model]:
     """
     models = {_MAIN: _Model(_MAIN, "", config_files.to_plain(context.config))}
     for path in context.options.other_configs:
-        config = config_files.to_plain(config_files.load(path, context.overrides))
-        model = _Model(_stem(path), path, config)
+        try:
+            config = config_files.load(path, context.overrides)
+        except InputError as error:
+            text = str(error).removeprefix("--config: ")
+            raise InputError(f"--other-configs: {path}: {text}") from error
+        model = _Model(_stem(path), path, config_files.to_plain(config))
         if models.setdefault(model.name, model) is not model:
             raise InputError(
                 f"--other-configs: must be files of different names, and none {_MAIN}.py: found"

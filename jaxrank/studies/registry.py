@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -137,11 +138,14 @@ def _add_flag(group: Any, field: dataclasses.Field, kind: Any) -> None:
 
 def _entries(kind: type, text: str) -> tuple[Any, ...]:
     try:
-        return tuple(kind(entry.strip()) for entry in text.split(",") if entry.strip())
+        entries = tuple(kind(entry.strip()) for entry in text.split(",") if entry.strip())
     except ValueError as error:
         kinds = {int: "whole numbers", float: "numbers"}
         must = f"must be {kinds[kind]} separated by commas: found {text!r}"
         raise argparse.ArgumentTypeError(must) from error
+    if len(set(entries)) < len(entries):
+        raise argparse.ArgumentTypeError(f"must have each entry once: found {text!r}")
+    return entries
 
 
 def make_options(study: Study, flags: Mapping[str, Any]) -> Any:
@@ -154,7 +158,9 @@ def make_options(study: Study, flags: Mapping[str, Any]) -> Any:
     try:
         return parse(study.options, {name: flags[name] for name in names}, "")
     except InputError as error:
-        raise InputError(f"--{error}") from error
+        # The message begins with the name of the field.
+        text = re.sub(r"^\w+", lambda name: name[0].replace("_", "-"), str(error))
+        raise InputError(f"--{text}") from error
 
 
 def run(

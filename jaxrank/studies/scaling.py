@@ -23,6 +23,7 @@ from jaxrank.studies.study import (
 from jaxrank.validate import GROWTH, field
 
 MEASURED, ESTIMATED = "measured", "estimated"
+_MAX_CPU_DEVICES = 256  # a CPU opens any number of devices, which share its memory
 OPEN_BATCH = 4096  # for a config whose batch size depends on its data
 _COLUMNS = (
     *("how", "batch", "machine", "devices", "examples per step", "examples/s", "step alone"),
@@ -58,6 +59,13 @@ def runs(context: Context) -> Runs:
     machines = [topology(name) for name in options.topologies]  # checked before anything runs
     present = yield from describe_devices()
     counts = options.devices or _powers(present)
+    is_cpu = present["platform"] == "cpu"
+    most = _MAX_CPU_DEVICES if is_cpu else present["count"]
+    if max(counts) > most:
+        raise InputError(
+            f"--devices: must be at most {most} with devices of kind {present['kind']}: found"
+            f" {max(counts)}."
+        )
     entries = [
         (growth, spec)
         for growth in GROWTH

@@ -25,6 +25,7 @@ from jaxrank.selftest import (
     hosts,
     input_rate,
     job,
+    process,
     resume,
     supervise,
 )
@@ -262,6 +263,12 @@ def test_processes_that_hang_or_crash_fail_the_check_that_they_were_in(tmp_path,
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
     with pytest.raises(InputError, match="JAX_PLATFORMS.*found 'nonsense'"):
         supervise.selftest(str(tmp_path), SMALL, report=lambda text: None)
+
+
+def test_a_workdir_that_is_a_file_is_rejected(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="--workdir: .*file must be a directory"):
+        process.make_folder(str(tmp_path / "file"))
 
 
 def test_a_result_is_reported_at_once_and_a_stop_leaves_no_directory(tmp_path, monkeypatch):

@@ -69,6 +69,13 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     assert "--config.batch_size=1024" in outcome.best_overrides
 
 
+def test_a_batch_that_the_shards_do_not_divide_is_rejected():
+    options = batch_size.Options(batch_sizes=(128,), base=77)
+    context = Context(tiny.config(), options, lambda text: None)
+    with pytest.raises(InputError, match=r"multiples of data.shards=8: found 77"):
+        drive(batch_size.runs(context), answer)
+
+
 def test_a_stopped_study_has_a_table_of_the_runs_that_have_finished():
     options = batch_size.Options(
         batch_sizes=(128, 256), base=128, rules=("sqrt",), workers=4, runs=2, tune_rounds=1

@@ -269,6 +269,8 @@ def test_an_invalid_config_fails_its_run_only(tmp_path):
         ("stability", "--run=3", r"unknown argument '--run=3'. Did you mean --runs"),
         ("stability", "--runs=1", r"--runs: must be at least 2: found 1"),
         ("stability", "--workers=4,a", r"--workers: must be whole numbers .* found '4,a'"),
+        ("stability", "--workers=4,4", r"--workers: must have each entry once: found '4,4'"),
+        ("stability", "--tune-factor=1", r"--tune-factor: must be above 1: found 1.0"),
         ("stability", "--jobs=0", r"--jobs: must be at least 1: found 0"),
     ],
 )

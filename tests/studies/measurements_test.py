@@ -117,6 +117,8 @@ def test_scaling_measures_powers_of_two_up_to_the_cores_of_a_cpu():
     assert {s.overrides["mesh.devices"] for s in specs.values() if s.kind == "bench"} == {1, 2}
     with pytest.raises(InputError, match="--topology.*found 'v9-8'"):
         driven(scaling.STUDY, scaled, topologies=("v9-8",))
+    with pytest.raises(InputError, match="--devices: must be at most 256 .*: found 300"):
+        driven(scaling.STUDY, scaled, devices=(1, 300))
 
 
 def fed(spec):
@@ -258,6 +260,9 @@ def test_other_configs_have_names_of_their_own(tmp_path):
     options = dict(prices=price_file(tmp_path / "p.csv"))
     options["other_configs"] = ("quickstart", str(other))
     with pytest.raises(InputError, match=r"--other-configs: .* different names.*quickstart.py'"):
+        driven(cost.STUDY, priced, **options)
+    options["other_configs"] = ("nowhere.py",)
+    with pytest.raises(InputError, match=r"--other-configs: nowhere.py: no such file"):
         driven(cost.STUDY, priced, **options)
 
 
