@@ -509,7 +509,12 @@ def _compare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         from jaxrank.run_report import collect, run_sections
 
         runs = collect.distinct_names([collect.collect(run) for run in args.runs])
-        plots.draw_panels(run_sections.curve_panels(runs), [args.picture])
+        panels = run_sections.curve_panels(runs)
+        if not panels:
+            raise InputError(
+                "--picture: must be of runs with a metrics.jsonl: found no step in any."
+            )
+        plots.draw_panels(panels, [args.picture])
         report(f"picture: {args.picture}")
     return result._asdict()
 

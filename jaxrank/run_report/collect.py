@@ -117,7 +117,12 @@ def save_slices(directory: Path, evaluation: Evaluation) -> None:
 def _slices(directory: Path) -> list[dict[str, Any]]:
     paths = sorted((directory / "evaluations").glob("by-*.json"))
     entries = [json_files.read(path) for path in paths]
-    for entry in entries:
+    for path, entry in zip(paths, entries, strict=True):
+        if not isinstance(entry.get("by"), Mapping):
+            raise InputError(
+                f"{path}: must be the result of `jaxrank evaluate --by`: found no object `by`."
+                " Delete the file."
+            )
         for value in entry["by"]["values"]:
             if "errors" in value:  # written by an earlier version
                 value["intervals"] = _intervals(value["metrics"], value.pop("errors"))

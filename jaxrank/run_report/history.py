@@ -29,7 +29,7 @@ class History(NamedTuple):
 
 
 def read(path: Path) -> History:
-    """Reads metrics.jsonl. An absent file has no curves, and an incomplete line is skipped.
+    """Reads metrics.jsonl. An absent file has no curves, and damaged lines are skipped.
 
     Points of the training are means over consecutive steps. Of a long run only some steps are read,
     so that the time to read it is bounded.
@@ -50,6 +50,8 @@ def _curves(lines: Iterable[bytes]) -> dict[str, Curve]:
         try:
             record = json.loads(line)
         except ValueError:  # a run that is killed leaves an incomplete line
+            continue
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             continue
         at = record["step"], _number(record.get("seconds"))
         for name, value in record.items():

@@ -10,7 +10,7 @@ import jaxrank
 from jaxrank import json_files
 from jaxrank.config_files import to_plain
 from jaxrank.data.store.reader import Store
-from jaxrank.errors import RunError
+from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation.report import Result
 from jaxrank.features import Schema
 from jaxrank.layout import ReplicatedRows
@@ -72,7 +72,15 @@ def read(directory: Path) -> dict[str, Any] | None:
         InputError: the file is damaged.
     """
     path = directory / _NAME
-    return json_files.read(path) if path.is_file() else None
+    tree = json_files.read(path) if path.is_file() else None
+    if tree:
+        for name in ("result", "data", "config"):
+            if not isinstance(tree.get(name, ""), dict | None):
+                raise InputError(
+                    f"{path}: must have an object `{name}`, as jaxrank wrote it: found"
+                    f" {tree.get(name)!r}. Delete the file to score the run again."
+                )
+    return tree
 
 
 def split_statistics(store: Store) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from jaxrank import json_files
-from jaxrank.run_report import collect
+from jaxrank.errors import InputError
+from jaxrank.run_report import collect, summary
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,20 @@ def test_the_split_to_score_is_that_of_the_config(tmp_path, train, valid, expect
     data = types.SimpleNamespace(train=train, valid=valid)
     run = types.SimpleNamespace(config=types.SimpleNamespace(data=data))
     assert collect._split(run, store) == expected
+
+
+@pytest.mark.parametrize("text", ["{}", '{"result": 3}', '{"result": null, "data": []}'])
+def test_a_summary_or_slices_of_another_shape_are_named(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    if text == "{}":  # as for a run without a summary
+        assert not summary.read(tmp_path)
+    else:
+        with pytest.raises(InputError, match=r"summary.json: must have an object `"):
+            summary.read(tmp_path)
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations" / "by-c1.json").write_text(text)
+    with pytest.raises(InputError, match=r"by-c1.json: must be the result of .* --by"):
+        collect._slices(tmp_path)
 
 
 def test_slices_of_an_earlier_version_have_the_intervals_of_their_errors(tmp_path):

@@ -28,5 +28,11 @@ def test_long_curves_are_means_of_parts_and_evaluations_stay_whole(tmp_path, mon
     assert result.valid["click/auc"].steps.tolist() == [400, 800, 1200]
 
 
+def test_damaged_lines_are_skipped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('[1]\n{}\n{"step": 2, "loss": 0.5}\n{"step": 3, "lo')  # the last by a kill
+    assert history.read(path).train["loss"].values.tolist() == [0.5]
+
+
 def test_a_run_without_records_has_no_curves(tmp_path):
     assert history.read(tmp_path / "metrics.jsonl") == history.History({}, {})
