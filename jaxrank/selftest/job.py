@@ -22,7 +22,7 @@ class Size(NamedTuple):
     seconds: of each measurement of a rate.
     exchange_bytes: bytes per device of the measured exchanges.
     each_device: compare every device by itself, not only the first of each process.
-    limit_seconds: time after which a process counts as hanging.
+    limit_seconds: time without a result after which a process counts as hanging.
     """
 
     rows: int = 200_000

@@ -1,8 +1,8 @@
 """Starts the processes of a self-test one after another, and collects their results.
 
 This process opens no device, so that a device belongs to the process that runs the checks, and a
-check that hangs ends at its time limit. On several hosts each host runs this program, and all wait
-for each other between two processes by files in the shared directory.
+check that hangs ends at the time limit, which is that of one check. On several hosts each host runs
+this program, and all wait for each other between two processes by files in the shared directory.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ class _Supervisor:
         self._is_first, self._folder = False, ""
 
     def run(self, role: str, folder: str) -> _Ended:
-        """Runs one process to its end, or to the time limit."""
+        """Runs one process to its end, or until it has no result for the time limit."""
         self._started += 1
         results = self._logs / f"{self._started}.jsonl"
         results.touch()
@@ -154,7 +154,9 @@ class _Supervisor:
                 while status is None and time.monotonic() < limit:
                     time.sleep(_LOOK)
                     status = process.poll()
-                    lines += self._read(file)
+                    new = self._read(file)
+                    lines += new
+                    limit = time.monotonic() + self.size.limit_seconds if new else limit
             lines += self._read(file)
         text = log.read_text(encoding="utf-8", errors="replace")
         return _Ended(status, lines, text)

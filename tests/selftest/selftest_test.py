@@ -5,6 +5,7 @@ import json
 import math
 import re
 import time
+import types
 
 import jax
 import numpy as np
@@ -271,8 +272,37 @@ def test_a_workdir_that_is_a_file_is_rejected(tmp_path):
         process.make_folder(str(tmp_path / "file"))
 
 
+def results_program(path, results, after):
+    """Writes a program in place of Python that writes results, and then runs a command of sh."""
+    text = "\n".join(map(json.dumps, results))
+    path.write_text(f"#!/bin/sh\ncat >>\"$6\" <<'END'\n{text}\nEND\n{after}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_the_time_limit_is_that_of_one_check(tmp_path, monkeypatch):
+    done = [check.Check(name, PASS, "fine")._asdict() for name in ("rename", "lock", "space")]
+    results = [{"place": [0, 1]}, *({"check": entry} for entry in done)]
+    program = results_program(tmp_path / "python", results, "sleep 0.3")
+    monkeypatch.setattr(supervise.sys, "executable", program)
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr(supervise, "time", clock)
+
+    def take_most_of_the_limit(line):
+        now[0] += 0.9 * SMALL.limit_seconds
+
+    result = supervise.selftest("", SMALL, report=take_most_of_the_limit)
+    assert not result.failed
+    assert [entry.name for entry in result.checks if entry.status == PASS] == [
+        "rename",
+        "lock",
+        "space",
+    ]
+
+
 def test_a_result_is_reported_at_once_and_a_stop_leaves_no_directory(tmp_path, monkeypatch):
-    folder, program = tmp_path / ".selftest-new", tmp_path / "python"
+    folder = tmp_path / ".selftest-new"
     folder.mkdir()
     results = (
         {"place": [0, 1]},
@@ -280,10 +310,8 @@ def test_a_result_is_reported_at_once_and_a_stop_leaves_no_directory(tmp_path, m
         {"began": "lock"},
         {"check": check.Check("lock", PASS, "fine")._asdict()},
     )
-    text = "\n".join(map(json.dumps, results))
-    program.write_text(f"#!/bin/sh\ncat >>\"$6\" <<'END'\n{text}\nEND\nexec sleep 600\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(supervise.sys, "executable", str(program))
+    program = results_program(tmp_path / "python", results, "exec sleep 600")
+    monkeypatch.setattr(supervise.sys, "executable", program)
     lines = []
 
     def stop_at_result(line):
