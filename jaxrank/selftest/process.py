@@ -12,7 +12,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,24 @@ def main(role: str, folder: str, size_text: str, results: str) -> None:
         processes.wait()
 
 
-if __name__ == "__main__":
-    status = 0
+def run(arguments: Sequence[str]) -> int:
+    """Calls `main` and returns the exit status. The last line of the output is the error."""
     try:
-        main(*sys.argv[1:])
+        with processes.peer_loss_as_run_error():
+            main(*arguments)
     except (InputError, RunError) as error:
-        sys.stderr.write(f"{processes.name()}: error: {error}\n")
-        status = error.exit_status
+        text, status = str(error), error.exit_status
+    # With any other error too, this process ends at once. The regular exit would wait for the
+    # others, until JAX aborts all of them.
+    except Exception as error:
+        traceback.print_exc()
+        text, status = f"{type(error).__name__}: {' '.join(str(error).split())}", 1
+    else:
+        return 0
+    sys.stderr.write(f"{processes.name()}: error: {text}\n")
+    return status
+
+
+if __name__ == "__main__":
+    status = run(sys.argv[1:])
     processes.leave(status, at_once=bool(status))

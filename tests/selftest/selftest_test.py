@@ -266,6 +266,17 @@ def test_processes_that_hang_or_crash_fail_the_check_that_they_were_in(tmp_path,
         supervise.selftest(str(tmp_path), SMALL, report=lambda text: None)
 
 
+def test_every_error_of_a_process_is_its_last_line(monkeypatch, capsys):
+    def fail(*arguments):
+        raise ValueError("too\nhot")
+
+    monkeypatch.setattr(process, "main", fail)
+    assert process.run(["checks"]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert supervise._error(error) == "ValueError: too hot"
+
+
 def test_a_workdir_that_is_a_file_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--workdir: .*file must be a directory"):
