@@ -38,8 +38,9 @@ class Comparison(NamedTuple):
         last, by falling rows. Others is the number of values that are left out. None unless
         requested.
     config: {field, values} of each field that differs between the runs.
-    cluster: as in `Evaluation`, by the field `eval.cluster` of the first run.
-    requests: {column, k} of the metrics of requests, by the first run. None: there are none.
+    cluster: as in `Evaluation`, by the field `eval.cluster` of the run that `Rows` were read from.
+        It is the first run of `compare`, and the new one of a gate.
+    requests: {column, k} of the metrics of requests, by the same run. None: there are none.
     """
 
     runs: list[dict[str, Any]]
