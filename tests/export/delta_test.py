@@ -3,12 +3,14 @@
 import errno
 import json
 import shutil
+import sys
 
 import jaxrank_serving
 import numpy as np
 import pytest
 from every_feature import config, write
 from jaxrank_serving import BundleError, apply_delta
+from jaxrank_serving.delta import __main__ as delta_command
 from jaxrank_serving.delta import parts
 from runs import nothing, saved
 
@@ -163,6 +165,20 @@ def test_a_delta_is_applied_to_its_base_only(folder, tmp_path, damage, message):
         apply_delta(base, delta, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     assert not list(tmp_path.glob("out/*"))
+
+
+def test_the_command_applies_a_delta_and_reports_an_error_in_one_line(
+    folder, tmp_path, capsys, monkeypatch
+):
+    output = str(tmp_path / "out")
+    for base, status in (("old_bundle", 0), ("new_bundle", 2)):
+        argv = ["delta", str(folder / base), str(folder / "delta"), output]
+        monkeypatch.setattr(sys, "argv", argv)
+        assert delta_command.main() == status
+    out, err = capsys.readouterr()
+    assert out.strip() == jaxrank_serving.load(output).bundle.version
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
 
 
 def test_a_delta_is_not_a_bundle(folder, tmp_path):

@@ -1,13 +1,8 @@
-"""Applies a delta that `jaxrank export --since` wrote.
+"""Applies a delta that `jaxrank export --since` wrote. `delta.__main__` is the command."""
 
-python -m jaxrank_serving.delta.apply BASE DELTA OUTPUT
-"""
-
-import argparse
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,21 +150,3 @@ def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
         return np.empty(0, dtype)
     content = np.memmap(path, np.uint8, "r").view(np.ndarray)
     return content.view(dtype.base).reshape(-1, *dtype.shape)
-
-
-def main() -> None:
-    """Applies a delta from the command line."""
-    parser = argparse.ArgumentParser(description="Applies a delta of `jaxrank export --since`.")
-    parser.add_argument("base", help="the bundle that the delta changes")
-    parser.add_argument("delta")
-    parser.add_argument("output", help="a directory that does not exist yet")
-    args = parser.parse_args()
-    try:
-        print(apply_delta(args.base, args.delta, args.output))
-    except (BundleError, OSError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()
