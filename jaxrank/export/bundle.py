@@ -26,6 +26,7 @@ from jaxrank.export import dense_part as dense_parts
 from jaxrank.export import signature as signatures
 from jaxrank.export.card import card, results
 from jaxrank.export.comparison.check import check
+from jaxrank.export.comparison.defaults import check_defaults
 from jaxrank.export.comparison.parity import Parity
 from jaxrank.export.comparison.raw_rows import raw_rows
 from jaxrank.export.delta.write import DeltaSize, open_base, write_delta
@@ -116,8 +117,8 @@ def export_bundle(
         since: a bundle. If set, a delta of it is written in place of the whole bundle.
 
     Raises:
-        InputError: as `write.export`; or the run's raw data cannot be read, or a package is
-            missing.
+        InputError: as `write.export`; or the run's raw data cannot be read, a package is missing,
+            or a default is invalid.
         RunError: as `write.export`; or predictions differ from the trained program.
     """
     check_packages("--format=bundle")
@@ -130,6 +131,8 @@ def export_bundle(
     raw = raw_rows(run, source.store, spec, PARITY_ROWS, hashed)
     described = signatures.signature(source.layout, source.store, spec, raw.batch.schema, requests)
     described["statistics"] = statistics(source, spec)
+    if requests.defaults:
+        check_defaults(described | signatures.stacks(source.layout, spec, {}, tables), raw, key)
     content = _Content(source, spec, described, tables)
     interrupted: list[bool] = []
     with (

@@ -136,13 +136,13 @@ def signature(
 
 def _columns(spec: FeatureSpec, types: pa.Schema, requests: Requests) -> list[dict[str, Any]]:
     names = raw_columns(spec)
-    for pattern in (*requests.context, *requests.defaults):
-        if not fnmatch.filter(names, pattern):
-            flag = "--context" if pattern in requests.context else "--default"
-            raise InputError(
-                f"{flag}: must name a column that a feature reads: found {pattern!r}"
-                f"{nearest(pattern, names, 3)}."
-            )
+    absent = [("--context", p) for p in requests.context if not fnmatch.filter(names, p)]
+    absent += [("--default", name) for name in requests.defaults if name not in names]
+    for flag, name in absent:
+        raise InputError(
+            f"{flag}: must name a column that a feature reads: found {name!r}"
+            f"{nearest(name, names, 3)}."
+        )
     result = []
     for name in names:
         kind = types.field(name).type

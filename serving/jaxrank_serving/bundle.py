@@ -121,7 +121,7 @@ def open_bundle(path: str | Path) -> Bundle:
             f"{path}: must be a whole bundle: found a delta of {tree['base']!r}. Apply it to that"
             " one with jaxrank_serving.apply_delta."
         )
-    files = _files(path, tree["files"])
+    files = _files(path, tree)
     name = "signature.json"
     content = upgraded(_read(path, name, files), tree["format_version"])
     bundle = Bundle(path, tree[_CHECKSUM], files, parse(content))
@@ -139,14 +139,14 @@ def open_delta(path: str | Path) -> Delta:
     tree = _manifest(path)
     if not isinstance(tree.get("base"), str):
         raise BundleError(f"{path}: must be a delta: found a whole bundle.")
-    return Delta(path, tree["base"], _files(path, tree["files"]))
+    return Delta(path, tree["base"], _files(path, tree))
 
 
 def _manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
         tree = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleError(
             f"{path}: must be a bundle: found no {MANIFEST}. Run `jaxrank export`."
         ) from error
@@ -171,10 +171,17 @@ def _manifest(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _files(path: Path, entries: Any) -> dict[str, tuple[int, str]]:
+def _files(path: Path, tree: dict[str, Any]) -> dict[str, tuple[int, str]]:
     """Checks the names and sizes of the files of a manifest."""
+    entries = tree.get("files")
+    if not isinstance(entries, dict):
+        raise BundleError(f"{path / MANIFEST}: files must be an object: found {entries!r:.80}.")
     files = {}
     for name, entry in entries.items():
+        if not isinstance(entry, dict) or not {"bytes", _CHECKSUM} <= entry.keys():
+            raise BundleError(
+                f"{path / MANIFEST}: {name} must have bytes and a checksum: found {entry!r:.80}."
+            )
         parts = name.split("/")
         if not all(re.fullmatch(r"[\w-][\w.-]*", part) for part in parts):
             raise BundleError(f"{path}: a file must be within the bundle: found {name!r}.")

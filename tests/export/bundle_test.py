@@ -17,6 +17,7 @@ import pytest
 from checkout import ROOT
 from every_feature import config, write
 from jaxrank_serving import BundleError, RequestError
+from jaxrank_serving.bundle import seal
 from jaxrank_serving.signature import upgraded
 from ml_collections import ConfigDict
 from runs import nothing, saved
@@ -230,6 +231,7 @@ def test_a_bundle_predicts_files_as_the_run_predicts_its_store(
         (["--workdir=W", "--input=I"], "--input: must be used with --bundle"),
         ([], "--workdir, --bundle: one of them must be given"),
         (["--bundle=B", "--input=I"], "--bundle: B: must be a bundle: found no manifest"),
+        ([f"--bundle={__file__}", "--input=I"], "_test.py: must be a bundle: found no manifest"),
     ],
 )
 def test_flags_of_predictions_by_a_bundle_are_checked(tmp_path, flags, message):
@@ -537,6 +539,8 @@ def test_without_an_onnx_form_the_bundle_has_stablehlo_only(run, tmp_path, monke
         ("--context=usr", r"--context: .*found 'usr'.*user"),
         ("--default=age", "--default: must be NAME=VALUE: found 'age'"),
         ("--default=position=1", "--default: .*found 'position'"),
+        ("--default=ag?=1", "--default: must name a column .*found 'ag\\?'"),
+        ("--default=age=old", "--default: .*age: must be a finite number or empty: found 'old'"),
     ],
 )
 def test_flags_of_a_bundle_are_checked(run, tmp_path, flag, message):
@@ -573,6 +577,15 @@ def with_version(version):
     def change(folder):
         tree = json.loads((folder / "manifest.json").read_text()) | {"format_version": version}
         (folder / "manifest.json").write_text(json.dumps(tree))
+
+    return change
+
+
+def with_manifest(edit):
+    def change(folder):
+        tree = json.loads((folder / "manifest.json").read_text())
+        edit(tree)
+        (folder / "manifest.json").write_text(json.dumps(tree | {"checksum": seal(tree)}))
 
     return change
 
@@ -630,6 +643,11 @@ def test_a_bundle_of_format_1_scores_as_its_run_did(tmp_path):
             "must be a bundle: found no manifest.json",
         ),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "of the format .*found None"),
+        (with_manifest(lambda tree: tree.pop("files")), "files must be an object: found None"),
+        (
+            with_manifest(lambda tree: tree["files"]["model.onnx"].pop("checksum")),
+            "model.onnx must have bytes and a checksum: found {'bytes'",
+        ),
         (lambda folder: (folder / "vocabularies.bin").unlink(), "vocabularies.bin: must exist"),
     ],
 )
