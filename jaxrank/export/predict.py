@@ -99,7 +99,10 @@ def predict_bundle(
     spec, missing = _labelled(FeatureSpec.from_state(signature.preparation["features"]), names)
     if missing:
         report(f"Without labels: {inputs} has no column {missing!r}")
-    add_derived(spec.derived, names)  # rejects a missing input
+    try:
+        add_derived(spec.derived, names)
+    except InputError as error:  # an input is missing
+        raise InputError(f"{inputs}: {error}") from error
     source = make_source(section, spec.named)
     source.check_columns(spec.named)
     encoder = _encoder(signature, scorer.index, spec, key)

@@ -260,7 +260,8 @@ def _onnx(bundle: Bundle, threads: int) -> DensePart:
             bundle.file(name).read_bytes(), options, providers=["CPUExecutionProvider"]
         )
     except Exception as error:  # ONNX Runtime raises its own types
-        raise BundleError(f"{bundle.path / name}: must be readable: {error}.") from error
+        text = str(error).rstrip(".")
+        raise BundleError(f"{bundle.path / name}: must be readable: {text}.") from error
     read = {tensor.name for tensor in session.get_inputs()}
 
     def run(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

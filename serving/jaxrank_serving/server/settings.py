@@ -92,7 +92,11 @@ def _name(field: dataclasses.Field) -> str:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        must = "must be whole numbers with commas between them"
+        raise argparse.ArgumentTypeError(f"{must}: found {text!r}") from error
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
