@@ -140,6 +140,20 @@ def whole_bundle(folder, base, delta):
     shutil.copytree(folder / "new_bundle", delta)
 
 
+def rewritten(name, edit):
+    """Replaces a file of a delta, with a right checksum."""
+
+    def damage(folder, base, delta):
+        path = delta / name
+        path.write_bytes(edit(path.read_bytes()))
+        tree = json.loads((delta / "manifest.json").read_text())
+        tree["files"][name]["bytes"] = path.stat().st_size
+        (delta / "manifest.json").write_text(json.dumps(tree))
+        reseal(delta)
+
+    return damage
+
+
 def occupied(folder, base, delta):
     (base.parent / "out").mkdir()
 
@@ -153,6 +167,15 @@ def occupied(folder, base, delta):
         (truncated_delta, "vocabularies.bin.added: must have [0-9,]+ bytes: found 6"),
         (whole_bundle, "delta: must be a delta: found a whole bundle"),
         (occupied, "out: must not exist"),
+        (rewritten("target.json", lambda content: b"{"), "target.json: must be a manifest"),
+        (
+            rewritten("tables/dim4.bin.rows", lambda content: content[8:] + content[:8]),
+            "dim4.bin.rows: must have rising numbers of rows",
+        ),
+        (
+            rewritten("tables/dim4.bin.rows", lambda content: content[:-3]),
+            "dim4.bin.rows: must have rows of 8 bytes",
+        ),
     ],
 )
 def test_a_delta_is_applied_to_its_base_only(folder, tmp_path, damage, message):

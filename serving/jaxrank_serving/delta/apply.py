@@ -55,9 +55,7 @@ def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
             f"{output}: must not exist: found an existing path. Name another directory."
         )
     content = change.file(TARGET).read_bytes()
-    target = json.loads(content)
-    if not isinstance(target, dict) or target.get("checksum") != seal(target):
-        raise BundleError(f"{change.path / TARGET}: must be a manifest: found other content.")
+    target = _target(change.path / TARGET, content)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had this id
     partial.mkdir(parents=True)
@@ -69,6 +67,18 @@ def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return version
+
+
+def _target(path: Path, content: bytes) -> dict[str, Any]:
+    """Returns the manifest of the result."""
+    try:
+        target = json.loads(content)
+    except (ValueError, RecursionError):
+        target = None
+    is_sealed = isinstance(target, dict) and target.get("checksum") == seal(target)
+    if not is_sealed or not isinstance(target.get("files"), dict):
+        raise BundleError(f"{path}: must be a manifest: found other content.")
+    return target
 
 
 def _write(base: Bundle, delta: Any, target: dict[str, Any], folder: Path) -> None:
@@ -105,11 +115,21 @@ def _write_rows(
 ) -> None:
     rows = _mapped(delta.file(file.name + ROWS), np.dtype("<i8"))
     changed = _mapped(delta.file(file.name + CHANGED), np.dtype((np.uint8, file.row_bytes)))
+    written = 0
     with open(path, "wb") as out:
         for first, piece in base_rows(signature, file, base):
             start, stop = np.searchsorted(rows, [first, first + len(piece)])
-            piece[rows[start:stop] - first] = changed[start:stop]
+            places = rows[start:stop] - first
+            if start != written or (np.diff(places) <= 0).any() or len(changed) != len(rows):
+                break
+            piece[places] = changed[start:stop]
             piece.tofile(out)
+            written = stop
+    if written != len(rows):
+        raise BundleError(
+            f"{delta.file(file.name + ROWS)}: must have rising numbers of rows, each with a row of"
+            f" {file.name + CHANGED}: found others."
+        )
 
 
 def _write_index(base: Bundle, delta: Any, signature: Signature, path: Path) -> None:
@@ -146,7 +166,12 @@ def _write_index(base: Bundle, delta: Any, signature: Signature, path: Path) -> 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     """Maps a file of rows into memory. Files without rows cannot be mapped."""
-    if not path.stat().st_size:
+    size = path.stat().st_size
+    if not size:
         return np.empty(0, dtype)
+    if size % dtype.itemsize:
+        raise BundleError(
+            f"{path}: must have rows of {dtype.itemsize} bytes: found {size:,} bytes."
+        )
     content = np.memmap(path, np.uint8, "r").view(np.ndarray)
     return content.view(dtype.base).reshape(-1, *dtype.shape)
