@@ -123,7 +123,7 @@ def _choose(mask: jax.Array, room: int, packed: Any, padded: Any, *args: Any) ->
 
 
 # The gradient computes the layers again: as the gradient of a condition, both forms would keep
-# their arrays, those of the padded form filled with zeros.
+# their arrays, and zeros would fill the arrays of the padded form.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _either(static: Any, *args: Any) -> jax.Array:
     forms = (functools.partial(form, static) for form in (_packed_form, _padded_form))
