@@ -2,10 +2,11 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -201,17 +202,39 @@ def make_base_rates(
     rates = base_rates.neutral(len(schema.tasks))
     if statistics is not None:
         rates = base_rates.base_rates(schema.tasks, task_parents(config, schema), statistics)
+    return rates._replace(bias=override_bias(rates.bias, config, schema))
+
+
+def override_bias(bias: np.ndarray, config: ConfigDict, schema: Schema) -> np.ndarray:
+    """Returns f[T] biases with those of `initial_bias` in place of others.
+
+    Args:
+        config: the section `model`.
+
+    Raises:
+        InputError: `initial_bias` has a name that is not a task.
+    """
+    bias = np.array(bias)
     names = [task.name for task in schema.tasks]
-    for task, bias in to_plain(config.initial_bias).items():
+    for task, value in to_plain(config.initial_bias).items():
         if task not in names:
             raise InputError(f"model.initial_bias: {task!r} must be a task: found tasks {names}.")
-        rates.bias[names.index(task)] = bias
-    return rates
+        bias[names.index(task)] = value
+    return bias
 
 
-def untrained(config: ConfigDict, schema: Schema) -> tuple[str, ...]:
-    """Returns the names of the tasks whose weights are 0, so that the loss ignores them."""
-    weights = _task_weights(config, len(schema.tasks))
+def untrained(
+    config: ConfigDict, schema: Schema, unlabelled: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Returns the names of the tasks that the loss ignores.
+
+    Args:
+        unlabelled: tasks whose labels have no weight; see `scoring.unlabelled_tasks`.
+    """
+    weights = [
+        0.0 if task.name in unlabelled else weight
+        for task, weight in zip(schema.tasks, _task_weights(config, len(schema.tasks)), strict=True)
+    ]
     idle = idle_tasks(weights, task_parents(config.model, schema))
     return tuple(schema.tasks[i].name for i in idle)
 
@@ -234,6 +257,12 @@ def trained_tasks(config: ConfigDict, schema: Schema) -> list[Task]:
 def ranked_tasks(config: ConfigDict) -> tuple[str, ...]:
     """Returns the names of the tasks that are trained by ranking alone."""
     return task_losses.request_tasks(to_plain(config.task_losses), alone=True)
+
+
+def loss_names(config: ConfigDict) -> dict[str, str]:
+    """Returns {task: name of its loss} for the tasks whose loss is chosen."""
+    entries = to_plain(config.task_losses)
+    return {task: task_losses.loss_name(entry) for task, entry in entries.items()}
 
 
 def has_request_loss(config: ConfigDict) -> bool:

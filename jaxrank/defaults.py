@@ -45,6 +45,9 @@ _FACTORS = 8
 # effect beyond chance, and where they have none. There the products would only overfit.
 _CROSSES, _FEW_CROSSES = 0.05, 0.005
 
+# Fields of the section `model` that leave the choice of the model open.
+_OF_ANY_MODEL = "parents", "initial_bias"
+
 # Open fields beside the model and the length: {path: automatic value}.
 _OPEN: Mapping[str, Any] = {
     "batch_size": 0,
@@ -151,7 +154,7 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     with config.unlocked():
         if has_open_model(config):
-            config.model = ConfigDict(to_plain(older.model))
+            config.model = _keep_open(ConfigDict(to_plain(older.model)), config.model)
             for path in _OPEN_WITH_MODEL:
                 if _get(config, path) == _get(default(), path):
                     _set(config, path, _get(older, path))
@@ -233,7 +236,9 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
         is_small = data.rows <= MAX_SMALL and not data.in_order
         embedding = config.embedding
         suits = is_small and not embedding.dims and not embedding.init_from
-        config.model = default(FACTORIZATION_MACHINE if suits else RANKER).model
+        config.model = _keep_open(
+            default(FACTORIZATION_MACHINE if suits else RANKER).model, config.model
+        )
         reasons["model.name"] = (
             f"up to {MAX_SMALL:,} examples a network overfits rare ids"
             if suits
@@ -389,9 +394,20 @@ def _steps(config: ConfigDict, data: Data) -> int:
 
 
 def has_open_model(config: ConfigDict) -> bool:
-    """Returns True if no field of the section `model` is set."""
-    plain = to_plain(config.model)
-    return not plain.get("name") and plain == to_plain(default().model)
+    """Returns True if no field of the section `model` that belongs to a model is set."""
+    plain, automatic = to_plain(config.model), to_plain(default().model)
+    for name in _OF_ANY_MODEL:
+        plain.pop(name, None), automatic.pop(name, None)
+    return not plain.get("name") and plain == automatic
+
+
+def _keep_open(model: ConfigDict, given: ConfigDict) -> ConfigDict:
+    """Returns `model` with the fields of `given` that belong to no model, where they are set."""
+    with model.unlocked(), model.ignore_type():
+        for name in _OF_ANY_MODEL:
+            if given.get(name):
+                model[name] = given[name]
+    return model
 
 
 def _rounded(number: float) -> float:

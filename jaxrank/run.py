@@ -122,6 +122,7 @@ class Run:
     base_rates: base rates that a new run starts from.
     has_base_rates: whether the base rates come from statistics of the labels.
     requests: how requests are scored.
+    untrained: tasks that the loss ignores; see `build.untrained`.
     """
 
     config: ConfigDict
@@ -143,6 +144,7 @@ class Run:
     base_rates: BaseRates
     has_base_rates: bool
     requests: RequestSpec
+    untrained: tuple[str, ...]
 
     @property
     def schema(self) -> Schema:
@@ -218,7 +220,12 @@ class Run:
             # Such as an AUC of equal labels. The checkpoint is then never the best one.
             metric = None
         data = {"fingerprint": self.train_split.fingerprint}
-        record = {"data": data, "worse_than_constant": list(worse), **self.history.to_state()}
+        record = {
+            "data": data,
+            "untrained": list(self.untrained),
+            "worse_than_constant": list(worse),
+            **self.history.to_state(),
+        }
         monitor = self.history.monitor
         measured = Metric(metric, monitor.measures, monitor.higher_is_better)
         self.checkpoints.save(step, state, record, measured)
@@ -313,7 +320,7 @@ def build(
     sizes = (config.batch_size, batches.group, batches.capacities)
     program = CompiledSteps(step_spec, mesh, BatchShape(*sizes, batches.has_requests))
     _check_room(program)
-    labels = _label_statistics(data.split, config.data.order)
+    labels = _label_statistics(data.split, config.data.order, report)
     return Run(
         config=config,
         directory=directory,
@@ -338,6 +345,7 @@ def build(
         base_rates=make_base_rates(config.model, data.store.schema, labels),
         has_base_rates=labels is not None,
         requests=data.requests,
+        untrained=untrained(config, data.store.schema, scoring.unlabelled_tasks(data.split)),
     )
 
 
@@ -509,15 +517,30 @@ def _open_batches(
     return batches, make_batches(beside, split, layout, steps_per_execution=1, **limits)
 
 
-def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
+def _label_statistics(split: Split, order: str, report: Report) -> Mapping[str, Any] | None:
     """Returns the statistics of the labels that training starts with; None if they are absent.
 
     With days in order they are statistics of the first day, because later days are not known yet.
+    A task without weight on that day has those of its first day with weight, which is reported.
     """
     if not split.has_statistics:
         return None
-    statistics = split.day_statistics[0] if order == "days" else split.statistics
-    return statistics if "traffic" in statistics else None
+    if order != "days":
+        return split.statistics if "traffic" in split.statistics else None
+    by_day = split.day_statistics
+    if not all("traffic" in statistics for statistics in by_day):
+        return None
+    first = {part: dict(by_day[0][part]) for part in ("tasks", "traffic")}
+    for task in by_day[0]["traffic"]:
+        weights = (statistics["traffic"][task]["weight"] for statistics in by_day)
+        day = next((i for i, weight in enumerate(weights) if weight > 0), 0)
+        if day:
+            first = {part: first[part] | {task: by_day[day][part][task]} for part in first}
+            report(
+                f"No label of {task} has a weight on {split.days[0]}: its initial bias is that of"
+                f" {split.days[day]}"
+            )
+    return first
 
 
 def _check_room(program: CompiledSteps) -> None:
@@ -663,10 +686,11 @@ def _check_labels(split: Split, report: Report) -> None:
     _check_weights(split)
     if not split.has_statistics:
         return
+    unlabelled = scoring.unlabelled_tasks(split)
     for name, task in split.statistics["tasks"].items():
         known, positives = task["known"], task["positives"]
-        if not known:
-            report(f"No label of {name} is known in {split.path}: this task is not trained")
+        if name in unlabelled:
+            report(f"{unlabelled[name]}: this task is not trained")
         elif task.get("kind", "binary") == "binary" and positives in (0, known):
             label = 1 if positives else 0
             report(f"All {known:,} labels of {name} are {label} in {split.path}")
@@ -694,18 +718,18 @@ def _report_undefined(split: Split, report: Report) -> None:
     """Reports the metrics that the labels of an evaluated split leave undefined."""
     if not split.has_statistics:
         return
-    tasks = split.statistics["tasks"]
+    tasks, unlabelled = split.statistics["tasks"], scoring.unlabelled_tasks(split)
     for name, task in tasks.items():
         known, positives = task["known"], task["positives"]
-        if not known:
-            report(f"No label of {name} is known in {split.path}: its metrics are undefined")
+        if name in unlabelled:
+            report(f"{unlabelled[name]}: its metrics are undefined")
         elif task.get("kind", "binary") == "binary" and positives in (0, known):
             label = 1 if positives else 0
             report(
                 f"All {known:,} labels of {name} are {label} in {split.path}: its AUC and"
                 " normalised entropy are undefined"
             )
-    if any(task["known"] for task in tasks.values()) and not _has_weights(split):
+    if len(unlabelled) < len(tasks) and not _has_weights(split):
         report(f"All weights of known labels are 0 in {split.path}: its metrics are undefined")
 
 

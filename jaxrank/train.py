@@ -17,7 +17,8 @@ from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.batch_statistics import reestimated
-from jaxrank.config_files import hyperparameters, to_plain
+from jaxrank.build import loss_names
+from jaxrank.config_files import hyperparameters
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.evaluation import baseline as regression
 from jaxrank.evaluation import days, slices
@@ -26,7 +27,6 @@ from jaxrank.evaluation.report import Result, evaluation_line, flatten_metrics, 
 from jaxrank.features import Batch
 from jaxrank.metrics.early_stopping import Monitor
 from jaxrank.metrics.registry import METRICS
-from jaxrank.outputs import idle_tasks
 from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.run_report import collect, summary
@@ -37,7 +37,6 @@ from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.runtime.stop import Asked, ShutdownSignal
 from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import TrainState, Weights, prediction_weights
-from jaxrank.task_losses import loss_name
 from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.phases import PhaseTimer
@@ -346,7 +345,7 @@ class Milestones:
             undefined = _undefined(monitor, split, metric)
             if not undefined and monitor.update(step, metric):
                 state = state._replace(lr_multiplier=monitor.reduced(state.lr_multiplier))
-            trained = {k: v for k, v in scores.metrics.items() if k not in _untrained(run)}
+            trained = {k: v for k, v in scores.metrics.items() if k not in run.untrained}
             worse = worse_than_constant(trained)
             if worse and monitor.best_step == step:
                 self._report(
@@ -412,15 +411,14 @@ class Milestones:
             self._writer.image(step, "reliability", draw_reliability(scores.buckets))
         self._writer.flush()
         suffix = f", on {day}" if day else ""
-        untrained = _untrained(run)
         line = evaluation_line(
             f"step {step}{suffix}",
             scores.metrics,
-            untrained,
-            {task: loss_name(entry) for task, entry in to_plain(run.config.task_losses).items()},
+            run.untrained,
+            loss_names(run.config),
             is_first=not self._has_warned,
         )
-        self._has_warned |= bool(worse_than_constant(scores.metrics).keys() - set(untrained))
+        self._has_warned |= bool(worse_than_constant(scores.metrics).keys() - set(run.untrained))
         self._report(line)
         return scores
 
@@ -429,12 +427,6 @@ def _scores(run: Run, weights: Weights, split: str) -> scoring.Scores:
     predictor, size = run.program.predictor, run.eval_batch_size
     split_data = run.open_split(split)
     return scoring.evaluate(predictor, weights, split_data, size, requests=run.requests)
-
-
-def _untrained(run: Run) -> tuple[str, ...]:
-    step_spec = run.program.step_spec
-    idle = idle_tasks(step_spec.task_weights, step_spec.parents)
-    return tuple(run.schema.tasks[i].name for i in idle)
 
 
 def _undefined(monitor: Monitor, split: str, metric: float) -> str:
@@ -489,7 +481,8 @@ def _result(
         checkpoint=run.checkpoints.directory(step),
         checkpoint_step=step,
         days=by_day,
-        untrained=_untrained(run),
+        untrained=run.untrained,
+        losses=loss_names(run.config),
         buckets=shown.buckets if shown else {},
         histograms=shown.histograms if shown else {},
         requests=shown.requests if shown else None,

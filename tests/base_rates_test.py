@@ -176,13 +176,29 @@ def test_data_that_is_read_directly_starts_at_0_and_says_so(tmp_path):
     assert "read directly. Outputs without model.initial_bias start at 0" in lines[0]
 
 
-@pytest.mark.parametrize(("order", "positives"), [("days", 10), ("shuffled", 110)])
-def test_with_days_in_order_only_the_first_day_counts(tmp_path, order, positives):
-    labels = {"2024-05-01": [1] * 10 + [0] * 90, "2024-05-02": [1] * 100}
-    tables = {
-        day: pa.table({"click": values, "f0": np.arange(100.0)}) for day, values in labels.items()
+@pytest.mark.parametrize(
+    ("order", "weights", "positives", "negatives"),
+    [
+        ("days", (1.0, 1.0), 10, 90),
+        ("shuffled", (1.0, 1.0), 130, 170),
+        ("days", (0.0, 1.0), 20, 80),
+    ],
+)
+def test_with_days_in_order_only_the_first_day_with_weight_counts(
+    tmp_path, order, weights, positives, negatives
+):
+    labels = {
+        "2024-05-01": [1] * 10 + [0] * 90,
+        "2024-05-02": [1] * 20 + [0] * 80,
+        "2024-05-03": [1] * 100,
     }
-    features = dict(tasks=[dict(name="click", label="click")], dense=[dict(columns="f0")])
+    weights = (*weights, 1.0)
+    tables = {
+        day: pa.table({"click": values, "f0": np.arange(100.0), "w": [weight] * 100})
+        for (day, values), weight in zip(labels.items(), weights, strict=True)
+    }
+    tasks = [dict(name="click", label="click", weight="w")]
+    features = dict(tasks=tasks, dense=[dict(columns="f0")])
     data = by_day.write(tmp_path, tables, features, block_size=50)
     c = tiny.config(batch_size=64, num_steps=2)
     with c.unlocked():
@@ -190,5 +206,4 @@ def test_with_days_in_order_only_the_first_day_counts(tmp_path, order, positives
     c.data.store, c.data.order, c.data.valid = str(data.path), order, ""
     c.eval.every_steps = 0
     state, _ = first_state(c, tmp_path / "run")
-    negatives = 90
     np.testing.assert_allclose(state.bias, [log_odds(positives, negatives)], rtol=1e-6)

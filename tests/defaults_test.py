@@ -113,6 +113,20 @@ def test_a_field_that_is_set_stays_as_it_is(field, value):
     assert c[name] == value
 
 
+@pytest.mark.parametrize(("field", "entry"), [("parents", "click"), ("initial_bias", -2.0)])
+def test_fields_of_any_model_leave_the_choice_open(field, entry):
+    c, values = default(), {"conversion": entry}
+    c.model[field] = ConfigDict(values)
+    lines = []
+    result = defaults.choose(c, data(), lines.append)
+    assert (result.model.name, to_plain(result.model[field])) == (MACHINE, values)
+    assert "model.name = 'factorization_machine'" in lines[0]
+    older = chosen()
+    inherited = defaults.inherit(c, older)
+    assert to_plain(inherited.model) == to_plain(older.model) | {field: values}
+    assert to_plain(defaults.inherit(default(), result).model) == to_plain(result.model)
+
+
 def test_tasks_of_any_kind_train_as_long_as_binary_ones():
     tasks = (Task("visits", "count"), Task("click"), Task("price", "real"))
     prior = (

@@ -236,7 +236,10 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
     reported = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
     (line,) = (line for line in lines if line.startswith("step 8: "))
     assert re.search(reported, line.splitlines()[1])
-    assert "calibrate" not in line  # the loss is that of the metric
+    assert "calibrate" not in line + format_training(result, "")  # the loss is that of the metric
+    assert "Worse than" not in format_training(
+        result._replace(untrained=("click", "conversion")), ""
+    )
     own = constant_warning(result.metrics, {"click": "expected_cost"})
     assert "in this order: a loss other than bce, squared and poisson" in own
     later = constant_warning(result.metrics, {}, is_first=False)
@@ -545,6 +548,7 @@ def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
     alike, unheard = trained("alike", [0] * 64, unknown)
     assert alike.startswith("All 64 labels of click are 0 in")
     assert unheard.startswith("No label of buy is known in")
+    assert Checkpoints(tmp_path / "alike", read_only=True).untrained(2) == ["buy"]
     assert trained("both", [0, 1] * 32, [1, 0] * 32) == []
 
 
@@ -697,9 +701,17 @@ def test_weights_of_training_examples_must_not_all_be_0(tmp_path):
         make_store([(1, 0), (1, 0), (1, 0), ("", 1)]).split("train"), lines.append
     )
     assert [line.partition(" in ")[0] for line in lines] == [
-        "All 3 labels of click are 1", "All weights of known labels are 0",
+        "All weights of known labels of click are 0",
     ]  # fmt: skip
     jobs._check_labels(make_store([(1, 0), (0, 1)]).split("train"), nothing)
+    (tmp_path / "two.csv").write_text("label,w\n1,0\n0,0\n1,0\n0,0\n0,0\n")
+    tasks = [dict(name="click", label="label", weight="w"), dict(name="buy", label="label")]
+    source = dict(kind="csv", files=dict(train=str(tmp_path / "two.csv")))
+    split = prepare(dict(tasks=tasks), source, tmp_path / "two", report=nothing).split("train")
+    lines = []
+    jobs._check_labels(split, lines.append)
+    ending = f"are 0 in {split.path}: this task is not trained"
+    assert lines == [f"All weights of known labels of click {ending}"]
 
 
 def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, monkeypatch):

@@ -442,6 +442,10 @@ class Checkpoints:
             return restored
         return {name: _add_defaults(tree, parts[name], fields) for name, tree in restored.items()}
 
+    def untrained(self, step: int) -> list[str]:
+        """Returns the tasks that the run did not train, none if it does not say."""
+        return list(self._record(step).get("untrained", ()))
+
     def worse_than_constant(self, step: int) -> list[str]:
         """Returns the tasks for which a constant did better when the checkpoint was evaluated."""
         return list(self._record(step).get("worse_than_constant", ()))

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.build import (
+    loss_names,
     make_model,
     make_predictor,
     model_fields,
@@ -56,7 +57,7 @@ class Evaluation(NamedTuple):
     buckets: {task: calibration by equal-count buckets of the prediction}.
     histograms: {task: weight by score and label}, see `histograms.score_histogram`.
     by: metrics per value of a column, if requested, see `slices.Slices`.
-    untrained: tasks of weight 0, which stay as they were initialised.
+    untrained: tasks without weight, which stay as they were initialised.
     intervals: {task: {metric: [low, high]}}, the 95% interval of each metric. NaN where undefined.
     cluster: {column, clusters} of the intervals. None: examples count as independent.
     requests: what the metrics of requests count; see `requests.score_requests`. None: no requests.
@@ -81,6 +82,7 @@ class Evaluation(NamedTuple):
     requests: dict[str, Any] | None = None
     calibration_error: Mapping[str, float] = MappingProxyType({})
     calibrated: Mapping[str, Any] | None = None
+    losses: Mapping[str, str] = MappingProxyType({})
 
 
 class Prediction(NamedTuple):
@@ -222,6 +224,7 @@ class Opened(NamedTuple):
     store: with all features and its own table rows, unlike `split`.
     cluster: the field `eval.cluster` of the run.
     requests: how requests are scored.
+    losses: see `build.loss_names`.
     """
 
     batch_size: int
@@ -233,6 +236,7 @@ class Opened(NamedTuple):
     untrained: tuple[str, ...]
     cluster: str
     requests: RequestSpec
+    losses: Mapping[str, str]
 
     def calibration(self, step: int) -> Calibration | None:
         """Reads the calibration of a checkpoint. See `calibration.files.load`."""
@@ -296,7 +300,10 @@ def open_run(
     cluster = run.config.eval.cluster
     requests = request_spec(stored, run.config.eval.top_k, ranked_tasks(run.config))
     predictor, directory = run.predictor(), run.directory
-    return Opened(size, predictor, opened, checkpoints, stored, directory, left, cluster, requests)
+    losses = loss_names(run.config)
+    return Opened(
+        size, predictor, opened, checkpoints, stored, directory, left, cluster, requests, losses
+    )
 
 
 def evaluate(
@@ -336,8 +343,9 @@ def evaluate_opened(
     """Scores one checkpoint. Returns the result of `evaluate`, and the scores of all examples."""
     started = time.perf_counter()
     scoring.check_labelled(run.split)
-    step, (weights, calibration) = run.checkpoints.read(
-        checkpoint, lambda step: (run.weights(step), run.calibration(step))
+    step, (weights, calibration, untrained_then) = run.checkpoints.read(
+        checkpoint,
+        lambda step: (run.weights(step), run.calibration(step), run.checkpoints.untrained(step)),
     )
     scores = scoring.evaluate(
         run.predictor,
@@ -363,7 +371,10 @@ def evaluate_opened(
         checkpoint=run.checkpoints.directory(step),
         data=str(run.split.path),
         by=scores.slices._asdict() if scores.slices else None,
-        untrained=run.untrained,
+        untrained=tuple(
+            task.name for task in schema.tasks if task.name in {*run.untrained, *untrained_then}
+        ),
+        losses=run.losses,
         intervals=scores.intervals,
         cluster=clusters.to_json() if clusters else None,
         requests=scores.requests,

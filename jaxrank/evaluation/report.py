@@ -48,12 +48,13 @@ class Result(NamedTuple):
     checkpoint: the checkpoint of `metrics`: the newest one, or the best with early stopping.
     checkpoint_step: step of that checkpoint.
     days: the scores of each day in progressive validation.
-    untrained: tasks of weight 0, which stay as they were initialised.
+    untrained: tasks without weight, which stay as they were initialised.
     baseline: the fields of `baseline.Baseline`; None unless it was asked for.
     trained_steps: steps of this command, 0 if the run had finished before.
     buckets, histograms: of the scores behind `metrics`, see `evaluate.Evaluation`. In progressive
         validation they are of the last day. Empty without validation.
     requests: what the metrics of requests count, see `evaluate.Evaluation`.
+    losses: {task: name} of the losses that are chosen for tasks.
     """
 
     step: int
@@ -72,6 +73,7 @@ class Result(NamedTuple):
     buckets: Mapping[str, list[dict[str, float]]] = MappingProxyType({})
     histograms: Mapping[str, dict[str, list[float]]] = MappingProxyType({})
     requests: dict[str, Any] | None = None
+    losses: Mapping[str, str] = MappingProxyType({})
 
 
 def _first_names(values: Mapping[str, float]) -> list[str]:
@@ -100,13 +102,11 @@ def worse_than_constant(metrics: Metrics) -> dict[str, str]:
     }
 
 
-def constant_warning(
-    metrics: Metrics, losses: Mapping[str, str] | None = None, *, is_first: bool = True
-) -> str:
+def constant_warning(metrics: Metrics, losses: Mapping[str, str], *, is_first: bool = True) -> str:
     """Returns a sentence on tasks that are worse than a constant and why; empty if none is.
 
     Args:
-        losses: {task: name} of the losses that are chosen for tasks. None: they are not known.
+        losses: {task: name} of the losses that are chosen for tasks.
         is_first: whether the causes are listed.
     """
     worse = worse_than_constant(metrics)
@@ -116,8 +116,8 @@ def constant_warning(
     start = f"Worse than the best constant: {tasks}."
     if not is_first:
         return f"{start} Likely causes: see the first evaluation."
-    other = {losses[task] for task in worse if task in losses} - {"", *_PROPER} if losses else set()
-    cause = f" {_LOSS_CAUSE}" if losses is None or other else ""
+    other = {losses[task] for task in worse if task in losses} - {"", *_PROPER}
+    cause = f" {_LOSS_CAUSE}" if other else ""
     return f"{start} Likely causes, in this order:{cause}{_CAUSES}"
 
 
@@ -125,7 +125,7 @@ def evaluation_line(
     start: str,
     metrics: Metrics,
     untrained: Collection[str] = (),
-    losses: Mapping[str, str] | None = None,
+    losses: Mapping[str, str] = MappingProxyType({}),
     *,
     is_first: bool = True,
 ) -> str:
@@ -172,6 +172,7 @@ def _table(
     constant: Metrics | None,
     best: Metrics | None,
     untrained: Collection[str] = (),
+    losses: Mapping[str, str] = MappingProxyType({}),
     baseline: Metrics | None = None,
     intervals: Intervals = MappingProxyType({}),
 ) -> list[str]:
@@ -194,7 +195,8 @@ def _table(
             if above == above:  # NaN if no label is known
                 lines += _gap_lines(above, gap)
         lines.append(f"  on {values['examples']:,} examples")
-    warning = constant_warning(metrics)
+    trained = {task: values for task, values in metrics.items() if task not in untrained}
+    warning = constant_warning(trained, losses)
     return [*lines, warning] if warning else lines
 
 
@@ -284,6 +286,7 @@ def format_training(result: Result, workdir: str, *, page: bool = True) -> str:
             result.constant,
             result.best_possible,
             result.untrained,
+            result.losses,
             result.baseline["metrics"] if result.baseline else None,
         ),
         *_baseline(result),
@@ -464,6 +467,7 @@ def format_evaluation(result: Evaluation) -> str:
             result.constant,
             result.best_possible,
             result.untrained,
+            result.losses,
             intervals=result.intervals,
         ),
         *request_lines(result.requests),

@@ -250,6 +250,23 @@ def score_all(
     return Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
+def unlabelled_tasks(split: Split) -> dict[str, str]:
+    """Returns {task: reason} for the tasks of a split without a known label of weight above 0.
+
+    Empty for data without statistics of labels.
+    """
+    if not split.has_statistics:
+        return {}
+    traffic = split.statistics.get("traffic", {})
+    reasons = {}
+    for name, task in split.statistics["tasks"].items():
+        if not task["known"]:
+            reasons[name] = f"No label of {name} is known in {split.path}"
+        elif name in traffic and not traffic[name]["weight"] > 0:
+            reasons[name] = f"All weights of known labels of {name} are 0 in {split.path}"
+    return reasons
+
+
 def check_labelled(split: Split) -> None:
     """Raises InputError if no label of a split is known.
 

@@ -47,7 +47,7 @@ def _facts(run: RunReport) -> Markup:
 
 def _sentences(run: RunReport, *, named: bool) -> Iterable[Markup]:
     result_ = run.summary["result"]
-    worse = worse_than_constant(_defined(result_["metrics"]))
+    worse = worse_than_constant(_defined(result_["metrics"])).keys() - set(result_["untrained"])
     for task, metrics in result_["metrics"].items():
         loss = next(iter(metrics))
         if not result_["constant"] or not _is_number(metrics[loss]):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrank.build import override_bias
 from jaxrank.calibration.files import calibration_path
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import CheckpointReader
@@ -94,6 +95,8 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
         *_table_changes(older, new_run, rows),
         *_layer_changes(carried),
     ]
+    for task, bias in new_run.config.model.initial_bias.items():
+        messages.append(f"bias of {task}: {bias} (model.initial_bias)")
     if new_run.config.embedding.init_from:
         messages.append("pre-trained vectors (embedding.init_from) stay in rows that are new")
     if calibration_path(older.run.directory, older.step).is_file():
@@ -181,6 +184,7 @@ def _start_layers(
         for field in ("bias", "scale")
         if f"{prefix}{field}" in stored
     }
+    rates["bias"] = _override_bias(rates.get("bias", jax.device_get(state.bias)), new_run)
     if not _same_model(older, new_run):
         names = []
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
@@ -208,7 +212,15 @@ def _start_layers(
     for field in ("bias", "scale"):
         if field in older.weights:
             average[field] = _put(older.weights.read(field), getattr(state, field))
+    average["bias"] = _put(
+        _override_bias(jax.device_get(average.get("bias", state.average.bias)), new_run),
+        state.average.bias,
+    )
     return new_state._replace(average=state.average._replace(**average)), carried
+
+
+def _override_bias(bias: np.ndarray, new_run: Run) -> np.ndarray:
+    return override_bias(bias, new_run.config.model, new_run.schema)
 
 
 def _put(values: Any, template: Any) -> Any:

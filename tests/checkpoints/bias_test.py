@@ -96,8 +96,9 @@ def test_it_is_evaluated_and_exported(older, tmp_path, capsys):
         np.testing.assert_array_equal(layers[field], NEUTRAL[field])
 
 
-def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path):
-    """Fields that the older checkpoint lacks have neutral values."""
+@pytest.mark.parametrize("initial_bias", [{}, {"click": 4.0}])
+def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path, initial_bias):
+    """Fields that the older checkpoint lacks have neutral values, and set biases override."""
     workdir, decay, lacking = older
     c = store_config(store, ema_decay=decay)
     job = build(c, tmp_path / "next", nothing)
@@ -113,9 +114,13 @@ def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path):
     job.save(4, state, None)
     files.save(tmp_path / "next", c, job.schema, job.hot)
     job.checkpoints.close()
+    with c.unlocked():
+        c.model.initial_bias = initial_bias
     third = build(c, tmp_path / "third", nothing)
     third.batches.close()
-    result = warm_start.start(third, str(tmp_path / "next"), nothing)
-    np.testing.assert_array_equal(result.bias, bias)
+    lines = []
+    result = warm_start.start(third, str(tmp_path / "next"), lines.append)
+    np.testing.assert_array_equal(result.bias, [initial_bias.get("click", 0.5), -1.5])
+    assert ("bias of click: 4.0 (model.initial_bias)" in lines[0]) == bool(initial_bias)
     if decay:
-        np.testing.assert_array_equal(result.average.bias, bias * 2)
+        np.testing.assert_array_equal(result.average.bias, [initial_bias.get("click", 1.0), -3.0])
