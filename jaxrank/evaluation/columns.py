@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from jaxrank import json_files
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.encode.columns import read_column
+from jaxrank.data.encode.columns import inexact, read_column
 from jaxrank.data.encode.raw_numbers import raw_numbers
 from jaxrank.data.encode.times import DAY as DAY_SECONDS
 from jaxrank.data.encode.times import seconds
@@ -344,6 +344,7 @@ def _edges(store: Store, table: str) -> Sequence[float]:
 def _distinct(name: str, parts: list[pa.Array], flag: str) -> Column:
     kind = parts[0].type
     encoded = coded(parts, name, flag)
+    _check_exact(encoded.dictionary, name, flag)
     values = json_files.plain(encoded.dictionary.to_pylist(), non_finite="text")
     code = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     if not pa.types.is_temporal(kind):
@@ -352,6 +353,24 @@ def _distinct(name: str, parts: list[pa.Array], flag: str) -> Column:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return Column(name, [values[i] for i in order], place[code], is_ordered=True)
+
+
+def _check_exact(values: pa.Array, name: str, flag: str) -> None:
+    """Rejects values of a float column that stand for several whole numbers.
+
+    Raises:
+        InputError: naming the first one.
+    """
+    if not pa.types.is_floating(values.type):
+        return
+    numbers = values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+    rounded = np.flatnonzero(inexact(np.abs(numbers), values.type))
+    if len(rounded):
+        raise InputError(
+            f"{flag}: column {name!r} must hold values with all their digits, and {values.type} has"
+            f" rounded {numbers[rounded[0]]:.0f}. Write the column as int64 or as text"
+            + (f", or divide it into buckets: --by={name}/20." if flag == "--by" else ".")
+        )
 
 
 def coded(parts: list[pa.Array], column: str, flag: str) -> pa.DictionaryArray:

@@ -11,6 +11,7 @@ from jaxrank.data.encode import brackets as preparation
 
 SPACES = [" ", "\t", "\n", "\r", "\f", "\v", "\x1c", "\xa0", "\u2003", "\u2028"]
 PAIRS = ["[]", "()", "{}", "''", '""', ("array(", ")"), ("List(", ")"), ("", "")]
+PAIRS += [("deque(", ")"), ("ARRAY[", "]"), "<>", ("vec![", "]"), ("b'", "'")]
 PARTS = [
     *"[](){}'\",|:\\_",
     *SPACES,
@@ -25,7 +26,23 @@ PARTS = [
     "None",
     "true",
 ]
-PARTS += ["''", '""', "[1, 2]", "'x'", "array(", "é", "\u0661", "\U0001f642", "\x00"]
+PARTS += [
+    "''",
+    '""',
+    "[1, 2]",
+    "'x'",
+    "b'y'",
+    "array(",
+    "f([",
+    ", n=1)",
+    "a.b(",
+    "<",
+    ">",
+    "é",
+    "\u0661",
+    "\U0001f642",
+    "\x00",
+]
 
 
 def generated(count):

@@ -14,19 +14,31 @@ _NAMES = (
     r"(?:array|Array|(?:mutable\.)?(?:WrappedArray|ArrayBuffer|ArraySeq)|List|list|Seq|Set|set"
     r"|Vector|tuple|frozenset)"
 )
+_WORD = r"[A-Za-z_][\w.]*!?"  # a name in a program
 _BRACKETS = (
     r"\[[^\[\]]*(\[.*)?\]|\([^()]*(\(.*)?\)|\{[^{}]*(\{.*)?\}"
     rf"|{_NAMES}\(.*\)"
+    # A name and brackets around several parts, or around other brackets. Not "Alien(1979)".
+    rf"|{_WORD}[\[({{][^\[\](){{}}]*,[^\[\](){{}}]*[\])}}]|(?:{_WORD})?<[^<>]*,[^<>]*>"
+    rf"|{_WORD}\(\s*[\[({{].*[\])}}](?:\s*,\s*\w+=[^()]*)?\)"
     # An end is missing, as in a text that was cut, or the brackets are of two kinds.
     r"|[\[({][^\])}]*|[^\[({]*[\]}]|[\[({][^\[({]*[\])}]"
-    r"""|'[^']*'(\s*[^\w\s'"]\s*'[^']*')*|"[^"]*"(\s*[^\w\s'"]\s*"[^"]*")*"""
+    r"""|[bBuU]?'[^']*'(\s*[^\w\s'"]\s*[bBuU]?'[^']*')*"""
+    r"""|[bBuU]?"[^"]*"(\s*[^\w\s'"]\s*[bBuU]?"[^"]*")*"""
 )
-_WHOLE = rf"^\s*({_BRACKETS})\s*$"
-_FIRST = np.frombuffer(b"[({'\" \t\n\f\r", np.uint8)
-_LAST = np.frombuffer(b"])} \t\n\f\r", np.uint8)
+_WHOLE = rf"(?s)^\s*({_BRACKETS})\s*$"
+# Of a cell for one id: a number, nothing, other brackets or several parts. A word such as "(none)"
+# or "{3F25-4F89}" is an id.
+_LIST = (
+    rf"(?s)^\s*(?:{_WORD})?[\[({{<]\s*(?:[-+]?[0-9][0-9.]*|[\[({{].*|.*[,'\"].*)?\s*[\])}}>]\s*$"
+)
+_FIRST = np.frombuffer(b"[({<'\" \t\n\f\r", np.uint8)
+_LAST = np.frombuffer(b"])}>'\" \t\n\f\r", np.uint8)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 _NULLS = ("NULL", "null", "None")  # without quotes
-_NAMED = re.compile(rf"{_NAMES}\((.*)\)", re.ASCII)
+_NAMED = re.compile(rf"{_WORD}(\(.*\)|\[.*\]|\{{.*\}}|<.*>)|(?=<)(<.*>)", re.ASCII | re.DOTALL)
+_KEYWORDS = re.compile(r"(,\s*\w+=[^,()\[\]{}]*)+$", re.ASCII)
+_CODE = re.compile(r"""[bBuUrR]{1,2}['"]|\w+(\.\w+)+\(""", re.ASCII)
 # A float of ast.literal_eval has lost the digits of a larger whole number.
 _MAX_EXACT_INTEGER = 2**53
 
@@ -37,6 +49,14 @@ def bracketed(cells: pa.Array) -> np.ndarray:
         return np.zeros(len(cells), bool)
     matches = pc.match_substring_regex(cells, _WHOLE)
     return pc.fill_null(matches, False).to_numpy(zero_copy_only=False)
+
+
+def lists(cells: pa.Array) -> np.ndarray:
+    """Returns bool[n]: True where a text for a single id is a bracketed list of ids or numbers."""
+    if not (result := bracketed(cells)).any():
+        return result
+    matches = pc.match_substring_regex(cells, _LIST)
+    return result & pc.fill_null(matches, False).to_numpy(zero_copy_only=False)
 
 
 def _may_be(cells: pa.Array) -> bool:
@@ -55,9 +75,7 @@ def read(cell: str) -> list[str | None] | None:
     """Parses a bracketed cell into ids as text, None for a missing id. Returns None if it is
     invalid.
     """
-    text = cell.strip()
-    if named := _NAMED.fullmatch(text):
-        text = named[1].strip()
+    text = _without_name(cell.strip())
     for parse in (_parse_json, ast.literal_eval):
         try:
             values = parse(text)
@@ -71,7 +89,19 @@ def read(cell: str) -> list[str | None] | None:
             values = [values]
         if isinstance(values, list | tuple):
             return _texts(values)
+        if isinstance(values, bytes):
+            return None
     return _words(text)
+
+
+def _without_name(text: str) -> str:
+    """Returns the list within "array([1, 2], dtype=int64)", "ARRAY[1,2]" or "<1,2>"."""
+    if not (named := _NAMED.fullmatch(text)):
+        return text
+    inner = named[1] or named[2]
+    if inner[0] in "(<":
+        inner = _KEYWORDS.sub("", inner[1:-1]).strip()
+    return inner
 
 
 def _parse_json(text: str) -> Any:
@@ -107,5 +137,7 @@ def _words(text: str) -> list[str | None] | None:
         if quote and (len(word) < 2 or word[-1] != quote):
             return None  # a separator within quotes
         inner = word[1:-1] if quote else word
+        if (quote and quote in inner) or _CODE.match(word):
+            return None  # another separator between quotes, or values as a program prints them
         result.append(None if inner == "" or word in _NULLS else inner)
     return result

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.brackets import lists
 from jaxrank.data.encode.columns import Column, elements, is_text, numbers, read_column
 from jaxrank.data.encode.labels import not_negative
 from jaxrank.data.ragged import positions
@@ -21,6 +22,15 @@ def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
     """
     column = read_column(chunk, entry.name)
     if entry.length == 1:
+        if is_text(column.values.type) and entry.brackets != "keep":
+            listed = lists(column.values)
+            if listed.any():
+                column.reject(
+                    np.flatnonzero(listed),
+                    "one id, not a list in brackets",
+                    " Name a column of lists in `ragged`. Set brackets='keep' where brackets are"
+                    " parts of ids.",
+                )
         return column
     result = elements(column, entry.separator, f"{entry.length} ids", entry.brackets)
     assert result.lengths is not None

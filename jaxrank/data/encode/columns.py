@@ -195,9 +195,11 @@ def check_id_type(column: Column) -> None:
         column.reject_type(ID_TYPES, hint)
 
 
-def _check_exact(column: Column) -> None:
+def check_exact(column: Column) -> None:
     """Rejects ids in a float column that were rounded when they were written."""
     kind = column.values.type
+    if not pa.types.is_floating(kind):
+        return
     limit = _EXACT_BELOW[kind]
     sizes = np.abs(column.values.to_numpy(zero_copy_only=False).astype(np.float64))
     rounded = inexact(sizes, kind)
@@ -228,8 +230,7 @@ def texts(column: Column) -> pa.Array:
             column.reject(uncastable(column.values, pa.string()), "text in UTF-8")
     if pa.types.is_uint64(kind):
         return column.values.cast(pa.string())
-    if pa.types.is_floating(kind):
-        _check_exact(column)
+    check_exact(column)
     return _whole_numbers(column, ID_TYPES).cast(pa.string())
 
 

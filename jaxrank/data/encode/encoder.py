@@ -11,7 +11,14 @@ import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.cells import ListElements, id_elements, vector
-from jaxrank.data.encode.columns import Column, numbers, read_column, texts, uncastable
+from jaxrank.data.encode.columns import (
+    Column,
+    check_exact,
+    numbers,
+    read_column,
+    texts,
+    uncastable,
+)
 from jaxrank.data.encode.labels import Labels, encode_labels, horizon
 from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.encode.sequences import all_lists
@@ -310,6 +317,8 @@ class Encoder:
                 column = column.dictionary_decode()
             if self._types.get(name) == "double" and not pa.types.is_float64(column.type):
                 column = _as_double(column, name, chunk)
+            if name == self._features.group:
+                check_exact(Column(column, name, chunk))
             columns[name] = column
         return pa.RecordBatch.from_pydict(columns) if columns else None
 

@@ -49,6 +49,16 @@ BRACKETS = [
     ('{"a b",c}', ["a b", "c"]),
     ("List(a, b)", ["a", "b"]),
     ("WrappedArray(1)", ["1"]),
+    ("deque([1, 2], maxlen=5)", ["1", "2"]),
+    ("tensor([1,\n 2])", ["1", "2"]),
+    ("dict_values([1])", ["1"]),
+    ("np.array([1 2])", ["1", "2"]),
+    ("ListBuffer(1, 2)", ["1", "2"]),
+    ("ARRAY[1,2]", ["1", "2"]),
+    ("vec![1, 2]", ["1", "2"]),
+    ("<1,2>", ["1", "2"]),
+    ("array<1,2>", ["1", "2"]),
+    ("u'a',u'b'", ["a", "b"]),
     ("[1.0, 4873214862074861568, 4873214862074861569.0]",
      ["1.0", "4873214862074861568", "4873214862074861569.0"]),
 ]  # fmt: skip
@@ -71,7 +81,8 @@ def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brac
     "cell",
     [
         *("[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)", "{1: 0.5}"),
-        *("[1, 2", "1, 2]", "[1, 2)", "['a', 1e20]"),
+        *("[1, 2", "1, 2]", "[1, 2)", "['a', 1e20]", "b'a',b'c'", "b'a'", "'a'|'b'"),
+        *("tensor([[1, 2], [3]])", "[np.int64(1), np.int64(2)]", "Counter({1: 2})"),
     ],
 )
 def test_brackets_that_hold_more_than_ids_are_rejected(cell):
@@ -79,9 +90,32 @@ def test_brackets_that_hold_more_than_ids_are_rejected(cell):
         lists([cell], brackets="read")
 
 
-@pytest.mark.parametrize("cell", ["(a)|(b)", "a[1]|b", ":)|b", "Alien(1979)", "it's|o'clock"])
+@pytest.mark.parametrize(
+    "cell",
+    ["(a)|(b)", "a[1]|b", ":)|b", "Alien(1979)", "it's|o'clock", "<unk>|<pad>", "f(a),g(b)|c"],
+)
 def test_brackets_that_are_parts_of_ids_are_left_there(cell):
     assert lists([cell]) == [cell.split("|")]
+
+
+@pytest.mark.parametrize("cell", ["[1, 2]", "[8]", "(7,)", "['a']", "List(7)", "ARRAY[1,2]", "{}"])
+def test_a_list_in_a_column_of_single_ids_is_rejected(cell):
+    ids = CategoricalSpec(("h",))
+    kept = [
+        "a",
+        "(not set)",
+        "{3F25-4F89}",
+        "<unk>",
+        "[deleted]",
+        "(500) Days",
+        "Alien(1979)",
+        None,
+    ]
+    assert cells.id_elements(ids, make_chunk(h=kept)).values.to_pylist() == kept
+    with pytest.raises(BadRows, match=r"row 3, column h: must be one id, not a list in brackets"):
+        cells.id_elements(ids, make_chunk(h=["a", cell]))
+    kept = CategoricalSpec(("h",), brackets="keep")
+    assert cells.id_elements(kept, make_chunk(h=[cell])).values.to_pylist() == [cell]
 
 
 def test_a_fixed_number_of_ids_may_be_in_brackets_too():
