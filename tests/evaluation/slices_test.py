@@ -139,6 +139,13 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
     values = [result.values[code] for code in result.code]
     assert values == [0.0, 0.0, "nan", "inf", "-inf", None, 1.5, "nan"]
     assert len(result.values) == 6
+    rounded = pa.RecordBatch.from_pydict({"x": pa.array([2.0, 2.0**24], pa.float32())})
+    block = dataclasses.replace(block, kept=rounded)
+    for read, flag in ((slices.read_groups, "--by"), (slices.read_clusters, "eval.cluster")):
+        with pytest.raises(
+            InputError, match=f"{flag}: column 'x' must .* float has rounded 16777216"
+        ):
+            read(store, split, "x")
 
 
 def test_what_cannot_be_a_column_is_named(run, monkeypatch):

@@ -384,9 +384,11 @@ def test_float_ids_that_were_rounded(tmp_path, kind, first):
         for column, features in (
             (values, dict(categorical=IDS)),
             (pa.ListArray.from_arrays([0, 1, 2], values), dict(ragged=[dict(columns="user")])),
+            (values, dict(group="user", categorical=[dict(columns="device")])),
         ):
             with rejected(f"day.parquet, row 2, column user: {must}", "int64 or as text."):
-                run_parquet(tmp_path, {"label": [1, 0], "user": column}, **features)
+                columns = {"label": [1, 0], "user": column, "device": ["a", "b"]}
+                run_parquet(tmp_path, columns, **features)
     if first < 2**31:
         ids = [dict(columns="user", encoding="integer", rows=2**30)]
         with rejected("row 2, column user: must be a row that", "does not round", "as int64"):

@@ -5,7 +5,7 @@ one, so that the message can name its file and row.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ class Column(NamedTuple):
 
     def reject(self, indices: np.ndarray, must: str, hint: str = "") -> NoReturn:
         """Raises BadRows for the rows of the values at i64[m] `indices`."""
-        value = self.values[int(indices[0])].as_py()
+        value = python_value(self.values, int(indices[0]))
         actual = "an empty value" if value is None else repr(value)
         if not hint and isinstance(value, str) and value.strip().lower() in MISSING_WORDS:
             field = "source.null_values" if self.lengths is None else "`padding` of the feature"
@@ -58,6 +58,14 @@ class Column(NamedTuple):
             f"{self.chunk.file}, column {self.name}: must be {must}: found a column of type"
             f" {self.values.type}.{hint}"
         )
+
+
+def python_value(values: pa.Array, index: int) -> Any:
+    """Returns a value as Python's, and a time that Python does not have as its number."""
+    try:
+        return values[index].as_py()
+    except (OverflowError, ValueError):
+        return values.slice(index, 1).cast(pa.int64())[0].as_py()
 
 
 def read_column(chunk: Chunk, name: str) -> Column:

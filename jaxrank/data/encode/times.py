@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxrank.data.encode.columns import Column, inexact, is_text, uncastable
+from jaxrank.data.encode.columns import Column, inexact, is_text, python_value, uncastable
 from jaxrank.data.spec.entries import CALENDAR_FORMS, TIME_UNITS
 
 DAY = 86_400  # seconds
@@ -16,6 +16,10 @@ _FIRST, _LAST = -62_135_596_800, 253_402_300_799  # the years 1 to 9999
 _FIRST_SECONDS, _LAST_SECONDS = 315_532_800, 4_102_444_799
 # YYYYMMDD of these years is not a date in any other form: it begins with 20 and a "month" above 12.
 _PLAIN_YEARS = (2013, 2099)
+# Of two digits: the share of months, days, hours and minutes.
+_VALID_SHARES = 0.12, 0.31, 0.24, 0.6
+_IMPROBABLE = 1e-3
+_LOOKED_AT = 1000  # numbers, which end the search for dates in most data
 _ARROW_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # ticks per second
 _MUST = "a time: seconds since 1970 in UTC, or text such as 2024-05-01 12:30:00"
 _NUMBER = r"^[-+]?[0-9]+(\.[0-9]*)?$"
@@ -138,11 +142,15 @@ def _parse_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
     if time_format in CALENDAR_FORMS:
         return _calendar(numbers, _Form.parse(time_format))
     result = np.where((numbers >= _FIRST_SECONDS) & (numbers <= _LAST_SECONDS), numbers, np.nan)
-    # Numbers of ten digits could also be seconds, but only of 2033 and later.
+    # Numbers of ten digits could also be seconds, but only of 2033 and later. Of earlier ones all
+    # are dates, or none.
     for name in ("YYYYMMDDHH", "YYMMDDHHMM"):
+        form = _Form.parse(name)
         could_be = np.flatnonzero(result >= 2e9)
         if len(could_be):
-            result[could_be[~np.isnan(_calendar(result[could_be], _Form.parse(name)))]] = np.nan
+            result[could_be[~np.isnan(_calendar(result[could_be], form))]] = np.nan
+        if _are_dates(result[result < 2e9], form):
+            result[result < 2e9] = np.nan
     first, last = (year * 10_000 for year in _PLAIN_YEARS)
     short = np.flatnonzero((numbers > first) & (numbers < last + 10_000))
     if len(short):
@@ -161,6 +169,21 @@ class _Form(NamedTuple):
         """Parses a name of `CALENDAR_FORMS`."""
         digits = name.count("Y")
         return cls(digits, (len(name) - digits) // 2)
+
+
+def _are_dates(seconds: np.ndarray, form: _Form) -> bool:
+    """Returns True if all numbers are dates of a form, which would be improbable for seconds.
+
+    The probability is that of seconds in other months, days, hours or minutes than others of them.
+    Within an hour of digits, seconds are alike: all of the first minute are dates, or none is.
+    """
+    if not len(seconds) or np.isnan(_calendar(seconds[:_LOOKED_AT], form)).any():
+        return False
+    probability = 1.0
+    for field, share in enumerate(_VALID_SHARES[: form.fields]):
+        above = 100 ** (form.fields - field)
+        probability *= share ** len(np.unique(seconds[:_LOOKED_AT] // above))
+    return probability < _IMPROBABLE and not np.isnan(_calendar(seconds, form)).any()
 
 
 def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
@@ -187,7 +210,7 @@ def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
 
 def _hint(column: Column, row: int, time_format: str) -> str:
     """Suggests what an invalid number may be, as a sentence with a leading space."""
-    text = str(column.values[row].as_py())
+    text = str(python_value(column.values, row))
     text = text.removesuffix(".0")
     if time_format or not text.isdecimal():
         return ""

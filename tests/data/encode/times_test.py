@@ -93,6 +93,41 @@ def test_dates_as_digits_are_read_as_declared_and_else_rejected_with_their_form(
             seconds(values)
 
 
+@pytest.mark.parametrize(
+    ("form", "digits"),
+    [
+        ("YYMMDDHHMM", ["1505121230", "1505131245"]),
+        ("YYMMDDHHMM", ["0905121230", "1912312359", "1912312359"]),
+        ("YYYYMMDDHH", ["1999123123", "1999123023", "1998010100"]),
+    ],
+)
+def test_dates_that_could_be_seconds_are_rejected_where_all_numbers_are_dates(form, digits):
+    for values in (digits, list(map(int, digits)), [*digits, None]):
+        with pytest.raises(BadRows, match=f"row 2, .*features.time_format='{form}'"):
+            seconds(values)
+        assert seconds(values, None, form)[0] == utc_seconds(
+            str(datetime.datetime.strptime(digits[0], FORMATS[form]))
+        )
+    numbers = [*map(int, digits), 1_505_121_261]  # of a minute 61
+    assert seconds(numbers) == numbers
+
+
+def test_seconds_are_not_dates_by_chance():
+    r = np.random.default_rng(0)
+    minute = 1_712_121_200  # 2024-04-03, also 2017-12-12 12:00 as digits
+    for values in ([minute], [minute] * 9, range(minute, minute + 60), range(minute, minute + 300)):
+        assert seconds(list(values)) == list(values)
+    for count in (1, 2, 3, 10, 1000):
+        starts = r.integers(1_000_000_000, 2_000_000_000, 100)
+        for width in (10**3, 10**6, 10**9):
+            for start in starts:
+                values = np.minimum(start + r.integers(0, width, count), 1_999_999_999)
+                assert seconds(values) == values.tolist()
+
+
+FORMATS = {"YYMMDDHHMM": "%y%m%d%H%M", "YYYYMMDDHH": "%Y%m%d%H"}
+
+
 def test_a_date_of_eight_digits_is_read_where_no_other_form_has_it():
     assert seconds(["20240501", "20131231"]) == [
         utc_seconds("2024-05-01"),
@@ -138,6 +173,13 @@ def test_units_below_the_second_are_named(number, unit, divisor):
 
 def test_days_since_1970_are_read_as_declared():
     assert seconds([19_723], None, "days") == [utc_seconds("2024-01-01")]
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.date64()])
+def test_a_time_beyond_the_years_of_python_is_rejected(kind):
+    values = pa.array([0, 10**18], pa.int64()).cast(kind)
+    with pytest.raises(BadRows, match=r"row 3, column when: must be a time.*: found 10{18}\."):
+        seconds(values)
 
 
 @pytest.mark.parametrize("missing", [None, ""])
