@@ -639,7 +639,9 @@ def _defaults(section: type) -> ConfigDict:
         value = field_default(entry)
         if dataclasses.is_dataclass(value):
             value = _defaults(type(value))
-        config[entry.name] = ConfigDict() if value in (None, {}) else value
+        if value in (None, {}):  # values of named fields may change their type: text or a dict
+            value = ConfigDict(type_safe=value is None)
+        config[entry.name] = value
     return config
 
 

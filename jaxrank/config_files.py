@@ -79,6 +79,8 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     if _is_of_source(config, path) and _set_unnamed(config, path, value):
         return True
     section, where = config, ""
+    if path.startswith("source.files.") and _is_of_source(config, "source.files"):
+        config.source.files = ConfigDict()  # the config sets a kind without files
     named = named_fields(config.model.name)
     for part in path.split("."):
         by_name = where.removesuffix(".") in named and f"{where}{part}" == path
@@ -167,7 +169,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
         InputError: the file does not exist, raises, or does not return a config, or a field cannot
             be set.
     """
-    loaded = _loaded(path)
+    loaded, sources = _loaded(path)
     left, joined = list(overrides), []
     while left:
         override = left.pop(0)
@@ -180,7 +182,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
     try:
         sections(loaded)
     except InputError as error:
-        raise InputError(f"{error}{_mentions(path, str(error), overrides)}") from error
+        raise InputError(f"{error}{_mentions(sources, str(error), overrides)}") from error
     return loaded
 
 
@@ -208,19 +210,23 @@ def override_flags(overrides: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
-    """A sentence with the lines of a config file that name the field a message begins with; empty
-    if there are none, or the command line sets it."""
+def _mentions(sources: Iterable[str], message: str, overrides: Sequence[str]) -> str:
+    """Returns a sentence with the lines of files that name the field a message begins with.
+
+    It is empty if there are none, or the command line sets the field.
+    """
     field = re.match(r"[\w.\[\]]+", message)
     name = re.findall(r"[^\W\d]\w*", field[0])[-1:] if field else []
     if not name or any(name[0] in override for override in overrides):
         return ""
-    file, _ = _divided(path)
-    lines = Path(file).read_text(errors="replace").splitlines()
     word = re.compile(rf"\b{name[0]}\b")
-    numbers = [i for i, line in enumerate(lines, 1) if word.search(line.partition("#")[0])]
-    places = ", ".join(f"{file}:{number}" for number in numbers[:_MAX_LISTED_LINES])
-    return f" See {places}." if places else ""
+    places = [
+        f"{file}:{number}"
+        for file in sources
+        for number, line in enumerate(Path(file).read_text(errors="replace").splitlines(), 1)
+        if word.search(line.partition("#")[0])
+    ]
+    return f" See {', '.join(places[:_MAX_LISTED_LINES])}." if places else ""
 
 
 def _divided(path: str | Path) -> tuple[str, list[str]]:
@@ -231,7 +237,8 @@ def _divided(path: str | Path) -> tuple[str, list[str]]:
     return (f"{name}.py", [argument]) if colon else (str(path), [])
 
 
-def _loaded(path: str | Path) -> ConfigDict:
+def _loaded(path: str | Path) -> tuple[ConfigDict, list[str]]:
+    """Returns the config of a file, and the file with those of the user that it imports."""
     path, arguments = _divided(path)
     if not Path(path).is_file() or Path(path).suffix != ".py":
         raise InputError(f"--config: no such file: {path}. It must be a Python file.")
@@ -259,12 +266,17 @@ def _loaded(path: str | Path) -> ConfigDict:
         text = " ".join(str(error).split())
         raise InputError(f"--config: {line or path}: {type(error).__name__}: {text}") from error
     finally:
-        _forget(set(sys.modules) - before, beside)
+        imported = set(sys.modules) - before
+        files = [
+            getattr(sys.modules[name], "__dict__", {}).get("__file__")
+            for name in imported - {spec.name}
+        ]
+        _forget(imported, beside)
     if not isinstance(config, ConfigDict):
         raise InputError(
             f"--config: {path}: get_config() must return a ConfigDict: found {config!r}."
         )
-    return config
+    return config, [str(path), *sorted({f for f in files if f and _is_of_user(f)} - {str(path)})]
 
 
 def _unknown_field(error: BaseException) -> str:
@@ -308,17 +320,21 @@ def error_line(error: BaseException, path: str) -> str:
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
+    place = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if name == path or _is_of_user(name):
+            place = f"{name}:{number}"
+    return place
+
+
+def _is_of_user(file: str) -> bool:
+    """Returns True if a file of code exists and is not of a library or of this program."""
     libraries = [
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
     ]
     libraries += [str(Path(__file__).parent), "<frozen"]
-    place = ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        name = frame.f_code.co_filename
-        is_own = not any(name.startswith(library) for library in libraries)
-        if name == path or (is_own and Path(name).is_file()):
-            place = f"{name}:{number}"
-    return place
+    return not any(file.startswith(library) for library in libraries) and Path(file).is_file()
 
 
 def _shipped(name: str) -> Path:

@@ -248,6 +248,12 @@ def no_such_field(where: str, name: str, fields: Iterable[str]) -> InputError:
     if new := renames.now(where, name):
         return InputError(f"{_join(where, name)} is now {_join(where, new)}.")
     known = sorted(fields)
+    if name in known:
+        path = _join(where, name)
+        return InputError(
+            f"{path}: must be set as a whole before a part of it: found no value. Set {path}, such"
+            f" as {path} = dict(...)."
+        )
     similar = difflib.get_close_matches(str(name), known, 1)
     hint = f"The fields are {', '.join(known)}." if known else "There are no fields."
     if similar:

@@ -178,6 +178,10 @@ def test_differences_name_each_field_with_both_values():
         ("c.features.nosuch = 1", "c.py:5: features.nosuch: must be a field of features"),
         ("c.model.nosuch = 1", "c.py:5: model.nosuch: must be a field of model"),
         ("import json; json.loads('x')", "c.py:5: JSONDecodeError"),
+        (
+            "c.source.kind = 'csv'; c.source.files.train = 'a'",
+            r"c.py:5: source.files: must be set as a whole .* Set source.files, such as source",
+        ),
     ],
 )
 def test_a_config_file_with_a_mistake_is_rejected_naming_it(tmp_path, line, message):
@@ -201,19 +205,44 @@ def test_a_file_without_get_config_is_rejected(tmp_path):
         config_files.load(str(tmp_path / "c.py"))
 
 
+_START = "from jaxrank.config import default\ndef rows():\n    c = default()\n"
+
+
 @pytest.mark.parametrize(
     ("neighbour", "message"),
     [
         ("def rows():\n    return {}['item']\n", r"neighbour.py:2: KeyError: 'item'"),
         ("x = 1\ny = 1 / 0\n", r"neighbour.py:2: ZeroDivisionError"),
         ("x = 1\ndef rows(:\n", r"neighbour.py:2: SyntaxError"),
+        (
+            f"{_START}    c.embedding.dim = -3\n    return c",
+            r"dim: .* -3\. See .*neighbour.py:4\.$",
+        ),
+        (
+            f"{_START}    c.features.tasks = [dict(name='x', lbael='y')]\n    return c",
+            r"tasks\[0\].lbael: .*\.label\? See .*neighbour.py:4\.$",
+        ),
     ],
 )
 def test_an_error_in_a_file_that_a_config_imports_names_its_line(tmp_path, neighbour, message):
     (tmp_path / "neighbour.py").write_text(neighbour)
-    (tmp_path / "c.py").write_text("import neighbour\ndef get_config():\n    neighbour.rows()\n")
+    text = "import neighbour\ndef get_config():\n    return neighbour.rows()\n"
+    (tmp_path / "c.py").write_text(text)
     with pytest.raises(InputError, match=message):
         config_files.load(str(tmp_path / "c.py"))
+
+
+def test_a_loss_may_change_from_a_name_to_a_section_and_a_source_get_its_files(tmp_path):
+    lines = ["c.task_losses.click = 'bce'", "c.task_losses.click = dict(name='focal', gamma=1.0)"]
+    lines += ["c.task_losses.buy = dict(name='focal')", "c.task_losses.buy = 'bce'"]
+    text = "\n    ".join(["def get_config():", "c = default()", *lines, "c.source.kind = 'csv'"])
+    (tmp_path / "c.py").write_text(f"from jaxrank.config import default\n{text}\n    return c\n")
+    c = config_files.load(tmp_path / "c.py", ["--config.source.files.train=a.csv"])
+    assert config_files.to_plain(c.task_losses) == {
+        "click": dict(name="focal", gamma=1.0),
+        "buy": "bce",
+    }
+    assert config_files.to_plain(c.source) == {"kind": "csv", "files": {"train": "a.csv"}}
 
 
 SET_BY_NAME = [
