@@ -5,6 +5,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+MARK = "Written by jaxrank"  # near the start of pages and pictures, which may be replaced
+_MARK_WITHIN = 4096  # bytes
+
+
+def is_marked(path: Path) -> bool:
+    """Returns True if a file has the mark of the program's pages and pictures."""
+    try:
+        with path.open("rb") as file:
+            return MARK.encode() in file.read(_MARK_WITHIN)
+    except OSError:
+        return False
+
 
 @contextlib.contextmanager
 def replacing(path: Path, *, unique: bool = False, sync: bool = False) -> Iterator[Path]:

@@ -21,10 +21,11 @@ from jaxrank.runtime import huge_pages, processes, threads
 
 def _check_picture(path: Path) -> None:
     """Rejects a picture that cannot be written, before the work starts."""
-    from jaxrank.data.files import check_parent
+    from jaxrank.data.files import check_parent, check_replaceable
 
     if path.is_dir():
         raise InputError(f"--picture: {path} must be a file: found a directory.")
+    check_replaceable(path, "--picture")
     check_parent(path, "--picture")
 
 
@@ -482,7 +483,7 @@ def _page(args: argparse.Namespace) -> Path:
     Raises:
         InputError: it cannot be written, or is not named as a page.
     """
-    from jaxrank.data.files import check_parent
+    from jaxrank.data.files import check_parent, check_replaceable
     from jaxrank.workdir import files
 
     for run in args.runs:
@@ -493,6 +494,8 @@ def _page(args: argparse.Namespace) -> Path:
         raise InputError(f"--output: must be a file FILE.html: found {args.output}.")
     if output.is_dir():
         raise InputError(f"--output: {output} must be a file: found a directory.")
+    if args.output or len(args.runs) > 1:  # else the page of the run
+        check_replaceable(output, "--output")
     check_parent(output, "--output")
     return output
 

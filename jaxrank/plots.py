@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from jaxrank.atomic import MARK
 from jaxrank.errors import RunError
 
 _MAX_FEATURES = 40  # per plot. Features with the largest values are shown
@@ -24,7 +25,8 @@ def _save(figure: Figure, path: str | Path) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         kind = "svg" if Path(path).suffix == ".svg" else "png"
-        figure.savefig(Path(path), format=kind, dpi=120)
+        metadata = {"Creator" if kind == "svg" else "Software": MARK}
+        figure.savefig(Path(path), format=kind, dpi=120, metadata=metadata)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error}.") from error
 

@@ -110,10 +110,15 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path):
 def test_a_picture_that_cannot_be_written_is_rejected_before_the_work(tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
-    for picture, result in (("file/a.png", "it is not a directory"), (".", "found a directory")):
+    (tmp_path / "mine.png").write_text("written by hand")
+    for picture, result in (
+        ("file/a.png", "it is not a directory"),
+        (".", "found a directory"),
+        ("mine.png", "must be a new file or one that jaxrank wrote"),
+    ):
         with pytest.raises(InputError, match=rf"^--picture: .*{result}"):
             cli.run([*args, f"--config={TINY}", f"--picture={picture}"])
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine.png"]
 
 
 def test_ranked_tasks_alone_have_no_picture(tmp_path):

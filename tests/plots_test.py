@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from jaxrank import plots
+from jaxrank.atomic import is_marked
+from jaxrank.data.files import check_replaceable
 from jaxrank.errors import RunError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -38,6 +40,10 @@ def test_statistics_become_a_png(tmp_path):
     lines = {"train": statistics(3), "valid": statistics(3, rows=10)}
     plots.draw_statistics(lines, tmp_path / "s.png")
     assert (tmp_path / "s.png").read_bytes().startswith(PNG)
+    plots.draw_statistics(lines, tmp_path / "s.svg")
+    for path in (tmp_path / "s.png", tmp_path / "s.svg"):
+        assert is_marked(path)
+        check_replaceable(path, "--picture")
 
 
 def test_of_many_features_the_forty_with_the_largest_values_are_drawn(monkeypatch):

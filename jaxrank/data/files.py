@@ -15,7 +15,7 @@ import fsspec
 import pyarrow as pa
 from upath import UPath
 
-from jaxrank.atomic import replacing
+from jaxrank.atomic import is_marked, replacing
 from jaxrank.errors import InputError, RunError
 
 # Properties by which file systems mark a changed file, the most reliable first.
@@ -389,6 +389,18 @@ def check_parent(output: Path, flag: str = "--output") -> None:
         raise InputError(
             f"{flag}: {existing} must be a writable directory, so that {output} can be created: it"
             f" is {reason}."
+        )
+
+
+def check_replaceable(output: Path, flag: str) -> None:
+    """Raises InputError if a page or picture would replace a file that the program did not write.
+
+    Devices and pipes are written to.
+    """
+    if output.is_file() and not is_marked(output):
+        raise InputError(
+            f"{flag}: {output} must be a new file or one that jaxrank wrote, which is replaced:"
+            " found another file. Remove it or name another."
         )
 
 

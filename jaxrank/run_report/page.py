@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jaxrank
-from jaxrank.atomic import replacing
+from jaxrank.atomic import MARK, replacing
 from jaxrank.errors import RunError
 from jaxrank.run_report import data_sections, run_sections, score_sections
 from jaxrank.run_report.collect import RunReport
@@ -49,6 +49,7 @@ def render(runs: Sequence[RunReport]) -> str:
         "head",
         Markup('<meta charset="utf-8" />'),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="generator", content=MARK),
         # Nothing is loaded, whatever a name or value contains.
         tag(
             "meta",

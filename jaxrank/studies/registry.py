@@ -189,6 +189,7 @@ def run(
         InputError: there are several jobs, and devices that only one process can open.
         InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
     """
+    outcomes.check_directory(workdir, study.name)
     directories = Directories(config, workdir, command)
     context = Context(config, options, report, command_overrides(command))
     failed: dict[str, RunResult] = {}

@@ -226,6 +226,7 @@ def test_a_workdir_that_cannot_be_written_is_evaluated_all_the_same(runs, tmp_pa
     [
         (["--output=a.txt"], r"--output: must be a file FILE.html: found .*a.txt"),
         (["--output=x.html/a.html"], r"--output: .*x.html.* it is not a directory"),
+        (["--output=x.html"], r"--output: .*x.html must be a new file or one that jaxrank wrote"),
         (["{run}"], "each run must be given once"),
         (["nowhere"], "config.json: no such file"),
         (["--by=c9"], "--by: must be a stored column .*'c9'"),

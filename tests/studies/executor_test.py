@@ -6,6 +6,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,9 @@ def test_a_study_writes_its_table_picture_and_the_record_of_each_run(tmp_path):
     assert json.loads((run / "config.json").read_text())["seed"] == 2
     assert "--config=tiny --config.seed=2" in (run / "command.txt").read_text()
     assert (run / "log.txt").read_text() == "run-2 at work\n"
+    shutil.copy(csv, tmp_path / csv.name)
+    with pytest.raises(InputError, match=f"--workdir: .* must not hold other .*found {csv.name}"):
+        executed(tmp_path, tmp_path / "log")
 
 
 def test_finished_runs_are_reused_and_failed_ones_are_not(tmp_path):

@@ -7,9 +7,21 @@ from typing import Any
 
 from jaxrank import json_files, plots
 from jaxrank.atomic import replacing
+from jaxrank.errors import InputError
 from jaxrank.studies.study import Outcome, RunResult, Table, first_metrics
 
 _DIGITS = 5  # significant digits of a printed number
+
+
+def check_directory(workdir: Path, name: str) -> None:
+    """Raises InputError if the files of an outcome would replace files that are not of a study."""
+    kinds = ("csv", "json", "png", "svg")
+    present = [path for kind in kinds if (path := workdir / f"{name}.{kind}").exists()]
+    if present and not (workdir / "runs").is_dir():
+        raise InputError(
+            f"--workdir: {workdir} must not hold other files with the names of the study's results:"
+            f" found {present[0].name}. Use another --workdir."
+        )
 
 
 def write(workdir: Path, name: str, outcome: Outcome, failed: list[RunResult]) -> dict[str, Any]:
