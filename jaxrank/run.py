@@ -41,13 +41,14 @@ from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing, packs, room, workers
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.batches.room import Room
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
-from jaxrank.evaluation.columns import check_column
+from jaxrank.evaluation.columns import check_column, check_column_name
 from jaxrank.evaluation.model_view import check_features
 from jaxrank.evaluation.requests import RequestSpec, request_spec
 from jaxrank.features import MAX_GROUP, Schema
@@ -588,6 +589,9 @@ def _check_names(config: ConfigDict, is_new: bool, schema: Schema) -> None:
         with assumed.unlocked():
             assumed.optim.dense.lr_multipliers = ConfigDict()
     check_names(assumed, schema)
+    if config.eval.cluster:
+        spec = FeatureSpec.from_state(config.features)
+        check_column_name(schema, spec, config.eval.cluster, "eval.cluster")
     if is_new:
         open_table_vectors(config, schema)
 

@@ -33,6 +33,7 @@ _NO_MATCH = (
     " files."
 )
 
+_LOCAL_URLS = ("file://", "local://")
 _PAUSES = (1.0, 5.0)  # seconds before each retry of a failed request
 
 AnyPath = str | os.PathLike[str] | UPath
@@ -134,6 +135,8 @@ def _is_link(path: str) -> bool:
 
 def identify(path: str) -> Any:
     """Returns a key that is equal for two paths if and only if they lead to the same file."""
+    if path.startswith(_LOCAL_URLS):
+        path = _file_system(path)[1]
     if not is_local(path):
         return path
     status = os.stat(path)

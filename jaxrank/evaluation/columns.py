@@ -16,11 +16,20 @@ from jaxrank.data.encode.raw_numbers import raw_numbers
 from jaxrank.data.encode.times import DAY as DAY_SECONDS
 from jaxrank.data.encode.times import seconds
 from jaxrank.data.examples import Examples
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.quantiles import QuantileSketch
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW, Dense, Table
+from jaxrank.features import (
+    MISSING_ROW,
+    PAD,
+    RESERVED_ROWS,
+    UNKNOWN_ROW,
+    Dense,
+    Schema,
+    Table,
+)
 from jaxrank.validate import nearest
 
 DAY, HOUR = "day", "hour"  # of `features.time` (UTC), unless a column has that name
@@ -95,11 +104,10 @@ def column_names(store: Store, split: Split, by: str, flag: str) -> list[str]:
 
 
 def _columns(store: Store, split: Split) -> list[str]:
-    return list(dict.fromkeys([*_kept(split), *_features(store)]))
+    return list(dict.fromkeys([*_kept(split), *_features(store.schema)]))
 
 
-def _features(store: Store) -> list[str]:
-    schema = store.schema
+def _features(schema: Schema) -> list[str]:
     names = [f.name for f in schema.dense] + [f.name for f in schema.categorical]
     return [*names, *(f.name for f in schema.ragged)]
 
@@ -135,10 +143,28 @@ def _reader(
         reader = _feature_reader(store, inner, buckets, name)
         if reader is not None and not any(f.name == inner for f in store.schema.categorical):
             return reader
-    features = _features(store)
+    has_times = times in kept
+    raise _no_column(kept, store.schema, name, flag, bool(split.days) or has_times, has_times)
+
+
+def check_column_name(schema: Schema, spec: FeatureSpec, name: str, flag: str) -> None:
+    """Raises InputError if no column or feature has a name, before there is a store to read."""
+    kept, features = spec.kept_columns, _features(schema)
+    matched = _IN_BUCKETS.fullmatch(name)
+    of_numbers = [*kept, *features]
+    if name in of_numbers or (matched and matched[1] in of_numbers):
+        return
+    if name not in (DAY, HOUR) or not spec.time:
+        raise _no_column(kept, schema, name, flag, bool(spec.time), bool(spec.time))
+
+
+def _no_column(
+    kept: Sequence[str], schema: Schema, name: str, flag: str, has_day: bool, has_hour: bool
+) -> InputError:
+    features = _features(schema)
     forms = [f"a stored column ({_listed(kept)})", f"a feature ({_listed(features)})"]
-    forms += [DAY] * bool(split.days or times in kept) + [HOUR] * (times in kept)
-    raise InputError(
+    forms += [DAY] * has_day + [HOUR] * has_hour
+    return InputError(
         f"{flag}: must be {', '.join(forms)}, or numbers in 2 to {_MAX_BUCKETS:,} buckets, such as"
         f" price/20: found {name!r}{nearest(name, {*kept, *features}, 3)}."
     )

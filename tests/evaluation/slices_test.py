@@ -170,6 +170,11 @@ def test_a_cluster_that_the_data_lack_is_rejected_before_training(cluster, store
     c.eval.cluster = cluster
     with pytest.raises(InputError, match=f"eval.cluster: .*found '{cluster}'; the nearest .*'c1'"):
         build(c, tmp_path, nothing)
+    c = store_config(store)
+    c.eval.cluster, c.data.store = cluster, ""
+    with pytest.raises(InputError, match=f"eval.cluster: .*found '{cluster}'; the nearest .*'c1'"):
+        build(c, tmp_path, nothing)
+    assert not (tmp_path / "data").exists()
 
 
 def _with_list(batch):

@@ -67,7 +67,7 @@ def _find_table(directory: str, known: dict[str, str | None]) -> str | None:
 def _is_iceberg(metadata: Any) -> bool:
     try:
         return metadata.is_dir() and any(
-            entry.name.endswith(".metadata.json") for entry in metadata.iterdir()
+            ".metadata.json" in entry.name for entry in metadata.iterdir()
         )
     except OSError:
         return False

@@ -245,10 +245,14 @@ class TextSource(LineSource):
     def _repeated(self, batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
         """Returns i64[m], the records that repeat the header, as in files joined by `cat`.
 
-        The names may be in another order, in another case, or between spaces.
+        The names may be in another order, in another case, or between spaces. The name of a single
+        column may be a value in another case, so it counts only as it is.
         """
-        if not self._format.quoted or len(columns) < 2:
+        if not self._format.quoted:
             return np.zeros(0, np.int64)
+        if len(columns) == 1:
+            same = pc.fill_null(pc.equal(batch.column(columns[0]), columns[0]), False)
+            return np.flatnonzero(same.to_numpy(zero_copy_only=False))
         names = pa.array(sorted({way for name in columns for way in _spellings(name)}))
         rows: Any = None
         for name in columns:

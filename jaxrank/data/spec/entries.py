@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,6 +24,18 @@ TIME_UNITS = {
     **{"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9},
     **{"minutes": 60.0, "hours": 3600.0, "days": 86_400.0},
 }
+
+_STRPTIME = {
+    form: form.replace("YYYY", "%Y")
+    .replace("YY", "%y")
+    .replace("MM", "%m", 1)
+    .replace("DD", "%d")
+    .replace("HH", "%H")
+    .replace("MM", "%M")
+    .replace("SS", "%S")
+    for form in CALENDAR_FORMS
+}
+_ZONE_NAME = re.compile(r" ?(UTC|GMT|Z)$")
 
 # The fields of a task that name a column.
 COLUMNS_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")
@@ -392,20 +405,34 @@ def _check_table(entry: CategoricalSpec | RaggedSpec, where: str) -> None:
         require(least <= entry.rows <= most, f"{where}.rows", must, entry.rows)
 
 
+def _digits_hint(text: str) -> str:
+    """Suggests the form of a date that is written as digits, as a sentence with a leading space."""
+    if not text.isdecimal():
+        return ""
+    for form, code in _STRPTIME.items():
+        try:
+            time = datetime.datetime.strptime(text, code)
+        except ValueError:
+            continue
+        if len(text) == len(form) and 1970 <= time.year < 2200:
+            return f" Is this {form}? Write '{time}'."
+    return " Write seconds since 1970 as the text of a date." if 9 <= len(text) <= 10 else ""
+
+
 def instant(text: str, where: str) -> float:
     """Parses a time such as "2024-05-01" or "2024-05-01T12:30:00+02:00" to seconds since 1970.
 
     Raises:
         InputError: the text is not a time. Names the field `where`.
     """
+    must = f"{where}: must be a time such as 2024-05-01 12:30:00 or 2024-05-01T12:30:00+02:00"
+    spaced = _ZONE_NAME.sub("", text)  # as in columns of times; without a zone it is UTC
     try:
-        time = datetime.datetime.fromisoformat(text)
+        time = datetime.datetime.fromisoformat(spaced)
     except ValueError:
-        must = "must be a time such as 2024-05-01 12:30:00"
-        raise InputError(f"{where}: {must}: found {text!r}.") from None
+        raise InputError(f"{must}: found {text!r}.{_digits_hint(text)}") from None
     if text.isdecimal() and not 1970 <= time.year < 2200:  # such as YYMMDDHH
-        must = "must be a time such as 2024-05-01 12:30:00"
-        raise InputError(f"{where}: {must}: found {text!r}, of the year {time.year}.")
+        raise InputError(f"{must}: found {text!r}, of the year {time.year}.{_digits_hint(text)}")
     if time.tzinfo is None:
         time = time.replace(tzinfo=datetime.UTC)
     return time.timestamp()

@@ -259,7 +259,17 @@ def test_one_instant_of_a_config():
     assert entries.instant("2024-05-01", "features.as_of") == 1_714_521_600
     assert entries.instant("2024-05-01T02:00:00+02:00", "features.as_of") == 1_714_521_600
     assert entries.instant("20240501", "features.as_of") == 1_714_521_600
-    with pytest.raises(InputError, match=r"must be a time .*: found '24050112', of the year 2405"):
+    assert entries.instant("2024-05-01 UTC", "features.as_of") == 1_714_521_600
+    assert entries.instant("2024-05-01 00:00:00 GMT", "features.as_of") == 1_714_521_600
+    with pytest.raises(
+        InputError,
+        match=r"must be a time .*: found '24050112', of the year 2405.*"
+        r"Is this YYMMDDHH\? Write '2024-05-01 12:00:00'",
+    ):
         entries.instant("24050112", "features.as_of")
+    with pytest.raises(InputError, match=r"Is this YYMMDDHH\? Write '2024-06-15 12:00:00'"):
+        entries.instant("24061512", "features.as_of")
+    with pytest.raises(InputError, match=r"Is this YYYYMMDDHHMM\? Write '2024-06-15 12:30:00'"):
+        entries.instant("202406151230", "features.as_of")
     with pytest.raises(InputError, match=r"features.as_of: must be a time .*: found 'today'"):
         entries.instant("today", "features.as_of")

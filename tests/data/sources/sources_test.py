@@ -96,6 +96,8 @@ def test_a_file_is_read_once_whatever_names_and_links_lead_to_it(tmp_path):
     assert sorted(users(str(days))) == ["day_1", "day_2", "day_3", "x"]
     pattern, path = str(days / "day_*.csv"), str(days / "day_1.csv")
     assert users(path, pattern, f"{days}/../days/day_2.csv") == ["day_1", "day_2"]
+    urls = [f"{protocol}{named[1]}" for protocol in ("file://", "local://")]
+    assert users(str(named[1]), *urls, f"file://{days}/a_latest.csv") == ["day_2"]
 
 
 def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):

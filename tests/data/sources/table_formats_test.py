@@ -102,7 +102,12 @@ def test_a_log_with_a_gap_is_rejected(table):
 
 
 @pytest.mark.parametrize(
-    ("log", "title"), [(".hoodie/x", "a Hudi"), ("metadata/v2.metadata.json", "an Iceberg")]
+    ("log", "title"),
+    [
+        (".hoodie/x", "a Hudi"),
+        ("metadata/v2.metadata.json", "an Iceberg"),
+        ("metadata/v1.metadata.json.gz", "an Iceberg"),
+    ],
 )
 @pytest.mark.parametrize("below", ["", "data"])
 def test_tables_whose_log_is_not_read_are_rejected(tmp_path, log, title, below):

@@ -736,6 +736,10 @@ def test_a_header_among_the_rows_is_rejected_and_may_be_skipped(tmp_path, small)
     path.write_bytes(PLAIN + f"{NAMES[0]},{NAMES[0]},{NAMES[1]}\n".encode())
     assert len(read(csv_source(path))) == 61
     path.write_bytes(PLAIN + PLAIN)
+    single = tmp_path / "single.csv"
+    single.write_text("user\na\nUser\nuser\nb\n")
+    with pytest.raises(InputError, match=r"row 4: must be a record: found a repeated header"):
+        read(csv_source(single))
     # Next to an invalid line, and in a file with another column order.
     other = tmp_path / "other.csv"
     other.write_text("price,n,name\n1,2,a\nprice,n,name\n1,2\n3,4,b\n")
