@@ -6,6 +6,7 @@ The same rules as in `jaxrank.data.encode.brackets`; a test of jaxrank compares 
 import ast
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # RE2's \s, which has no vertical tab.
@@ -27,6 +28,12 @@ _BRACKETS = (
     rf"""|[bBuU]?"[^"]*"({_SPACE}*[^\w\t\n\f\r '"]{_SPACE}*[bBuU]?"[^"]*")*"""
 )
 _WHOLE = re.compile(rf"{_SPACE}*({_BRACKETS}){_SPACE}*", re.ASCII | re.DOTALL)
+# Of a cell for one id: a number, nothing, other brackets or several parts.
+_LIST = re.compile(
+    rf"{_SPACE}*(?:{_WORD})?[\[({{<]{_SPACE}*(?:[-+]?[0-9][0-9.]*|[\[({{].*|.*[,'\"].*)?{_SPACE}*[\])}}>]"
+    rf"{_SPACE}*",
+    re.ASCII | re.DOTALL,
+)
 _FIRST = "[({<'\" \t\n\f\r"
 _LAST = "])}>'\" \t\n\f\r"
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
@@ -42,6 +49,19 @@ def is_bracketed(cell: str) -> bool:
     """Returns True if a text is a bracketed list or a quoted id."""
     may_be = bool(cell) and (cell[0] in _FIRST or cell[-1] in _LAST)
     return may_be and _WHOLE.fullmatch(cell) is not None
+
+
+def find_list(cells: Sequence[Any]) -> int | None:
+    """Returns the index of the first text for a single id that is a bracketed list, or None."""
+    joined = "".join(cell for cell in cells if isinstance(cell, str))
+    if not any(letter in joined for letter in "])}>"):  # in most requests, and cheap
+        return None
+    lists = (i for i, cell in enumerate(cells) if isinstance(cell, str) and _is_list(cell))
+    return next(lists, None)
+
+
+def _is_list(cell: str) -> bool:
+    return is_bracketed(cell) and _LIST.fullmatch(cell) is not None
 
 
 def read(cell: str) -> list[str | None] | None:

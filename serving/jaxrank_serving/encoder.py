@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from jaxrank_serving.brackets import find_list
 from jaxrank_serving.derived.columns import DerivedColumns
 from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.index import Index
@@ -215,6 +216,8 @@ class Encoder:
     def _shared_lookups(self, columns: Mapping[str, Cells]) -> list[_Ids]:
         """Returns the texts of all plain features. Their types are checked together."""
         cells = [columns[entry.name] for entry in self._plain]
+        for entry, single in zip(self._plain, cells, strict=True):
+            _check_single_ids(entry, single)
         types = set(map(type, itertools.chain.from_iterable(c.values for c in cells)))
         if types <= {str}:
             names: list[Sequence[str]] = [c.values for c in cells]
@@ -234,6 +237,7 @@ class Encoder:
             rows[missing] = MISSING_ROW
             return _Ids(rows, [], [len(rows), int(missing.sum()), 0, 0, 0, 0])
         if entry.length == 1:
+            _check_single_ids(entry, cells)
             return self._rows(entry, cells)
         must = f"{entry.length} ids"
         ids, lengths = elements(cells, entry.separator, entry.brackets, must)
@@ -384,6 +388,15 @@ def _vector_indicators(dense: Sequence[Dense]) -> list[tuple[int, int]]:
 def _shares_indicator(number: Dense, entry: Dense) -> bool:
     """Returns True if a number before `entry` is of the same vector and has no indicator."""
     return number.column == entry.column and not number.missing_indicator
+
+
+def _check_single_ids(entry: Categorical, cells: Cells) -> None:
+    """Rejects a list in a text column of single ids, as the preparation does."""
+    is_text = cells.column.type == "text" and not cells.column.is_list
+    if is_text and entry.brackets != "keep":
+        index = find_list(cells.values)
+        if index is not None:
+            cells.reject(index, "one id, not a list in brackets")
 
 
 def _vector(entry: Dense, cells: Cells) -> np.ndarray:

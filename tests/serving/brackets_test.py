@@ -59,6 +59,9 @@ def test_the_scorer_reads_brackets_as_the_preparation_does():
     expected = preparation.bracketed(pa.array(cells))
     assert 500 < expected.sum() < 4500
     np.testing.assert_array_equal([scorer.is_bracketed(cell) for cell in cells], expected)
+    lists = [scorer.find_list([cell]) == 0 for cell in cells]
+    np.testing.assert_array_equal(lists, preparation.lists(pa.array(cells)))
+    assert 300 < sum(lists) < expected.sum() - 300
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of Python, about escapes in cells
         lists = [preparation.read(cell) for cell in cells]
