@@ -375,6 +375,20 @@ def describe(path: str) -> File:
     return File(path, -1 if size is None else int(size), mark)
 
 
+def absolute(mark: File) -> File:
+    """Returns the description of a file with a path that is valid in any directory."""
+    return mark._replace(path=os.path.abspath(mark.path)) if is_local(mark.path) else mark
+
+
+def changed(marks: Sequence[File]) -> list[str]:
+    """Returns the paths of local files that still exist and differ from their descriptions."""
+    return [
+        mark.path
+        for mark in marks
+        if is_local(mark.path) and os.path.isfile(mark.path) and describe(mark.path) != mark
+    ]
+
+
 def write_whole(path: UPath, data: bytes | pa.Buffer) -> None:
     """Writes a file atomically: it is complete once it exists."""
     if not is_local(str(path)):

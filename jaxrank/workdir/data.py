@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrank.config_files import differences, to_plain
+from jaxrank.data import files as files_of_data
 from jaxrank.data.prepare import passes
 from jaxrank.data.spec import skip
 from jaxrank.data.spec.features import FeatureSpec
@@ -80,6 +81,8 @@ class RunData:
             if is_absent:
                 self._prepare(report, check)
         store = self.open_checked()
+        if processes.is_first():
+            _report_changed_files(store, report)
         with processes.together():  # a check may read files, which one process may lack
             if check is not None and not is_absent:
                 check(store.schema)
@@ -175,6 +178,20 @@ class RunData:
             is_none = field == "valid" and name in ("", NEXT_DAY)
             if not is_none and (split not in splits or (slash and not by_day)):
                 raise no_split(path, name, splits, f"data.{field}")
+
+
+def _report_changed_files(store: Store, report: Report) -> None:
+    """Reports source files that have changed since the store was prepared. They may be intact."""
+    changed = files_of_data.changed(store.marks)
+    if changed:
+        path = Path(changed[0])
+        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        others = len(changed) - 1
+        subject = f"{shown} and {others:,} other source file(s) have" if others else f"{shown} has"
+        report(
+            f"Warning: {subject} changed since {store.path} was prepared; remove"
+            f" {store.path} to prepare it again"
+        )
 
 
 def locate(

@@ -213,9 +213,18 @@ def test_a_header_that_begins_like_another_kind_is_text(tmp_path):
         ("1,2\n3,4\n", "name the columns in source.columns"),
     ],
 )
-def test_a_column_that_is_missed_because_of_how_lines_are_read(tmp_path, content, hint):
-    with rejected("the data has no column 'label'", hint):
-        run(tmp_path, content)
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        ({}, "label"),
+        (dict(derived=[dict(name="h", kind="hour", columns="ts")]), "ts"),
+    ],
+)
+def test_a_column_that_is_missed_because_of_how_lines_are_read(
+    tmp_path, content, hint, features, name
+):
+    with rejected(f"the data has no column {name!r}", hint):
+        run(tmp_path, content, **features)
 
 
 def test_a_label_is_no_feature(tmp_path):

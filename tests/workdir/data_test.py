@@ -1,7 +1,10 @@
 """Tests of the location of a run's data."""
 
+import os
+
 import examples
 import pytest
+import raw_csv
 import tiny
 from runs import nothing
 
@@ -75,3 +78,32 @@ def test_names_are_checked_before_data_is_read_whether_it_exists_or_not(tmp_path
     with pytest.raises(InputError, match="^no$"):
         located.prepare(nothing, check)
     assert seen == [["click", "conversion"]] * 2
+
+
+def test_a_source_file_that_has_changed_since_it_was_prepared_is_reported(tmp_path, monkeypatch):
+    folder = raw_csv.write(tmp_path / "raw", 1)
+    c = raw_csv.config(folder)
+    lines = []
+
+    def prepare(store=""):
+        c.data.store = store
+        del lines[:]
+        data.locate(c.data, c.features, c.source, tmp_path / "run").prepare(lines.append)
+        return [line for line in lines if line.startswith("Warning")]
+
+    assert prepare() == prepare() == []
+    old = os.stat(folder / "train.csv")
+    raw_csv.write(folder, 2)  # the same column names in the same files
+    os.utime(folder / "valid.csv", ns=(old.st_atime_ns, old.st_mtime_ns + 10**9))
+    store = tmp_path / "run/data"
+    expected = (
+        f"Warning: {folder}/train.csv and 1 other source file(s) have changed since {store} was"
+        f" prepared; remove {store} to prepare it again"
+    )
+    monkeypatch.chdir(tmp_path / "run")
+    assert prepare() == prepare(str(store)) == [expected]
+    (folder / "valid.csv").unlink()
+    monkeypatch.chdir(folder)
+    assert prepare() == [
+        expected.replace(f"{folder}/train.csv and 1 other source file(s) have", "train.csv has")
+    ]

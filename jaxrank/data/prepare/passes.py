@@ -24,10 +24,9 @@ from jaxrank.data.prepare.preparation import TRAIN, Preparation
 from jaxrank.data.prepare.runners import Local, Runner
 from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.sources.registry import Source, make_source
-from jaxrank.data.spec.derived import add_derived
+from jaxrank.data.spec.derived import UnknownColumn, add_derived
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import (
-    UnknownColumn,
     build_schema,
     provisional_schema,
     resolve,
@@ -129,7 +128,9 @@ def prepare(
             preparation.write(fitted)
             preparation.report_new_values(earlier, vocabularies)
             store_spec = _store_spec(spec, resolved, source, fitted, key)
-            return writer.finish(_schema(resolved, fitted), store_spec)
+            copies = str(writer.work)  # of pipes, which are removed
+            marks = [m for m in preparation.marks.values() if not m.path.startswith(copies)]
+            return writer.finish(_schema(resolved, fitted), store_spec, marks)
     except OSError as error:  # read errors are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
 

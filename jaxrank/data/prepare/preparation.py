@@ -28,7 +28,10 @@ TRAIN = "train"  # the split that encoders are fitted on
 
 
 class Preparation:
-    """The two passes over all units."""
+    """The two passes over all units.
+
+    marks: versions of the files of the source, as in `Source.marks`.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Preparation:
     ):
         self._settings, self._data, self._writer = settings, data, writer
         self._runner, self._report = runner, report
-        marks = data.marks()
+        self.marks = marks = data.marks()
         self._units = {split: make_units(data, split, marks) for split in data.splits}
         self._new: dict[str, new_values.Counted] = {}  # by directory
 

@@ -24,6 +24,10 @@ _INPUTS = {
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86_400}
 
 
+class UnknownColumn(InputError):
+    """A column that a config names is missing in the data, or a pattern matches nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class DerivedSpec:
     """A column that other entries can name like a column of the raw data."""
@@ -86,14 +90,15 @@ def add_derived(entries: Sequence[DerivedSpec], columns: Sequence[str]) -> list[
     """Returns the columns of the raw data and behind them the derived ones.
 
     Raises:
-        InputError: an entry reads a column that is not there, or its name is taken.
+        UnknownColumn: an entry reads a column that is not there.
+        InputError: its name is taken.
     """
     names = list(columns)
     for i, entry in enumerate(entries):
         where = f"features.derived[{i}]"
         for name in entry.columns:
             if name not in names:
-                raise InputError(
+                raise UnknownColumn(
                     f"{where}.columns: the data has no column {name!r}{nearest(name, names, 3)}."
                 )
         must = "the name of no other column"

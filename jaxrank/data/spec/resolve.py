@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from jaxrank import json_files
+from jaxrank.data.spec.derived import UnknownColumn
 from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, CategoricalSpec, DenseSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.data.spec.sequences import SequenceSpec, age_features, with_ages
@@ -27,10 +28,6 @@ from jaxrank.features import (
     indicator_of,
 )
 from jaxrank.validate import nearest
-
-
-class UnknownColumn(InputError):
-    """A column that a config names is missing in the data, or a pattern matches nothing."""
 
 
 def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] = ()) -> FeatureSpec:

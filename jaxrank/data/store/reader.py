@@ -69,6 +69,8 @@ class Store:
     counts: dict[str, str] = dataclasses.field(default_factory=dict)
     view: View | None = None  # of the splits
     histories: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `history`
+    # Versions of the source files, with absolute paths. Empty in stores of earlier versions.
+    marks: tuple[files.File, ...] = ()
 
     def split(
         self, name: str, field: str = "split", statistics: dict[str, Any] | None = None
@@ -269,4 +271,5 @@ def _read_manifest(path: UPath, tree: dict[str, Any]) -> Store:
         entries=dict(entries),
         counts=dict(tree["counts"]),
         histories=dict(tree["history"]),
+        marks=tuple(files.File(*mark) for mark in tree.get("source_files", [])),
     )

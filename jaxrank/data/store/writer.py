@@ -218,8 +218,11 @@ class StoreWriter:
             remove_empty_directories(Path(str(self.work)))
             (self.work / "vocabulary").mkdir(exist_ok=True)
 
-    def finish(self, schema: Schema, spec: StoreSpec) -> Store:
+    def finish(self, schema: Schema, spec: StoreSpec, marks: Sequence[files.File] = ()) -> Store:
         """Writes the manifest and moves the store to its final path.
+
+        Args:
+            marks: versions of the source files; see `Store.marks`.
 
         Raises:
             InputError: the path exists by now.
@@ -234,6 +237,7 @@ class StoreWriter:
             "splits": self._splits,
             "counts": self._counts,
             "history": self._history,
+            "source_files": [list(files.absolute(mark)) for mark in marks],
         }
         with (self.work / "manifest.json").open("w") as file:
             file.write(manifest.SEAL.to_text(tree))
