@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -51,17 +51,51 @@ def _check_flags(argv: Sequence[str]) -> None:
         seen.add(name)
 
 
-def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Raises InputError unless every remaining argument overrides a field of the config."""
-    flags = parser.format_usage().replace("[", " ").replace("]", " ").split()
+def _check_rest(
+    parser: argparse.ArgumentParser, rest: Sequence[str], typed: Mapping[str, str]
+) -> None:
+    """Raises InputError unless every remaining argument overrides a field of the config.
+
+    Args:
+        typed: how the user spelled each argument.
+    """
+    flags = _flags(parser)
     takes_config = "--config" in flags
     for i, arg in enumerate(rest):
         value_of_previous = i > 0 and rest[i - 1].startswith("--config.") and "=" not in rest[i - 1]
         if takes_config and (arg.startswith("--config.") or value_of_previous):
             continue
         similar = difflib.get_close_matches(arg.split("=")[0], flags, 1)
-        hint = f" Did you mean {similar[0]}?" if similar else ""
-        raise InputError(f"unknown argument {arg!r}.{hint} Try `{parser.prog} --help`.")
+        likely = (takes_config and _as_override(typed.get(arg, arg))) or "".join(similar)
+        hint = f" Did you mean {likely}?" if likely else ""
+        shown = typed.get(arg, arg)
+        raise InputError(f"unknown argument {shown!r}.{hint} Try `{parser.prog} --help`.")
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return parser.format_usage().replace("[", " ").replace("]", " ").split()
+
+
+def _as_override(argument: str) -> str:
+    """Returns --config.FIELD=VALUE for --FIELD=VALUE if the config has the field, else ""."""
+    from jaxrank.config import default
+
+    name, equals, value = argument.removeprefix("--").partition("=")
+    section: Any = default()
+    for part in name.split("."):
+        if not hasattr(section, "keys") or part not in section:
+            return ""
+        section = section[part]
+    return f"--config.{name}{equals}{value}" if argument.startswith("--") else ""
+
+
+def _check_unknown_flags(
+    parser: argparse.ArgumentParser, argv: Sequence[str], typed: Mapping[str, str]
+) -> None:
+    """Raises InputError for the first argument that is a flag which the verb does not have."""
+    flags = _flags(parser)
+    unknown = [arg for arg in argv if arg.startswith("--") and arg.split("=")[0] not in flags]
+    _check_rest(parser, unknown, typed)
 
 
 def _progress(args: argparse.Namespace, report: Callable) -> Callable:
@@ -526,9 +560,16 @@ def _serve(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank_serving.errors import BundleError
     from jaxrank_serving.server import serve, settings
 
+    from jaxrank.workdir.files import has_checkpoint
+
     try:
         serve.serve(settings.from_flags(args), report)
     except (BundleError, settings.SettingsError) as error:
+        if has_checkpoint(Path(args.bundle)):
+            raise InputError(
+                f"{args.bundle}: is a workdir: export it first, by `jaxrank export"
+                f" --workdir={args.bundle} --output=BUNDLE`, and serve BUNDLE."
+            ) from error
         raise InputError(str(error)) from error
     return {}
 
@@ -656,6 +697,7 @@ def run(argv: Sequence[str]) -> None:
     parser, verbs = parsers()
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         raise InputError(f"{argv[0]}: flags must follow the verb. Try `jaxrank --help`.")
+    typed = {_dash_flag(arg): arg for arg in argv}
     argv = [_dash_flag(arg) for arg in argv]
     _check_flags(argv)
     if argv[:1] == ["study"]:
@@ -664,10 +706,15 @@ def run(argv: Sequence[str]) -> None:
         studies.add_flags(verbs["study"], argv[1:])
     if argv[:1] == ["serve"]:
         _add_serve_flags(verbs["serve"])
-    args, rest = parser.parse_known_args(argv)
+    try:
+        args, rest = parser.parse_known_args(argv)
+    except InputError:
+        if argv and argv[0] in verbs:  # a mistyped flag says more than the one that is absent
+            _check_unknown_flags(verbs[argv[0]], argv[1:], typed)
+        raise
     if args.verb is None:
         parser.error("a verb must be given: found none")
-    _check_rest(verbs[args.verb], rest)
+    _check_rest(verbs[args.verb], rest, typed)
 
     if getattr(args, "picture", ""):
         _check_picture(Path(args.picture))

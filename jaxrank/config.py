@@ -521,7 +521,8 @@ class Config:
         if self.num_steps and self.num_epochs:
             raise InputError(
                 "num_steps, num_epochs: one of them must be 0:"
-                f" found num_steps={self.num_steps}, num_epochs={self.num_epochs}."
+                f" found num_steps={self.num_steps}, num_epochs={self.num_epochs}. Set"
+                " --config.num_epochs=0 to train for num_steps, or --config.num_steps=0."
             )
         self._check_patience()
         self._check_intervals()

@@ -178,4 +178,7 @@ def _frames(error: BaseException, files: Collection[str]) -> list[traceback.Fram
 
 def hint(kind: str) -> str:
     """Returns a sentence about registering a kind of object."""
-    return f"A file that registers a {kind} is given by --models=FILE.py."
+    return (
+        f"A file that registers a {kind} is given by --models=FILE.py. In Python, import the file"
+        " first."
+    )

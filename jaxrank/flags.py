@@ -277,7 +277,8 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         default="",
         metavar="COLUMNS",
         help="also report the metrics of each value of a column or feature, of each day or hour, of"
-        " numbers in buckets (price/20), or of several together (hour,device)",
+        " numbers in buckets (price/20), or of each combination of several (hour,device): they are"
+        " crossed; repeat the command for each column by itself",
     )
     sub.add_argument(
         "--against",

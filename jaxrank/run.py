@@ -808,6 +808,10 @@ def describe(run: Run, state: TrainState) -> str:
         "steps": f"{run.run_schedule.num_steps:,} of {run.config.batch_size:,} examples",
         "devices": f"{devices} ({jax.default_backend()})",
     }
+    monitor = run.history.monitor
+    if monitor.measures:
+        direction = "highest" if monitor.higher_is_better else "lowest"
+        table["best"] = f"{direction} {monitor.task}/{monitor.metric}"
     lines = [f"{name:<11}{value}" for name, value in table.items()]
     if step_spec.embedding.is_on_cpu and not step_spec.embedding.is_native:
         lines.append(f"Table rows and layers are left to XLA, which is slower: {native.missing()}")

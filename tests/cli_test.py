@@ -62,6 +62,9 @@ def test_the_configs_that_come_with_the_program_are_listed_and_found_by_name(cap
 def test_serve_names_what_is_missing(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="nothing: must be a bundle, or a directory of bundles"):
         cli.run(["serve", str(tmp_path / "nothing"), "--port=0"])
+    (tmp_path / "run/checkpoints/8").mkdir(parents=True)
+    with pytest.raises(InputError, match="run: is a workdir: .*export --workdir=.*/run --output"):
+        cli.run(["serve", str(tmp_path / "run"), "--port=0"])
     with pytest.raises(InputError, match="--port: must be at least 0 .*found -1"):
         cli.run(["serve", str(tmp_path), "--port=-1"])
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -161,6 +164,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
     assert min(trained["phase_seconds"].values()) > 0
     described = err.partition("\nmodel ")[2].partition("\nsteps ")
     assert "examples   6,000\n" in f"{described[0]}\n"
+    assert "\nbest       lowest click/logloss\n" in err
     assert described[2].split("\n")[0].split() == ["8", "of", "128", "examples"]
     assert trained["checkpoint"].endswith("checkpoints/8")
     names = {metric.name for metric in METRICS["binary"]} | {"calibration", "examples"}
@@ -187,7 +191,18 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
         (("trian",), "invalid choice: 'trian'"),
         (("train", "--workdir=w"), "--config"),
         (("train", "--config=none.py", "--workdir=w"), "--config: no such file: none.py"),
-        (("train", f"--config={TINY}", "--workdr=w"), "--workdir"),
+        (
+            ("train", f"--config={TINY}", "--work-dir=w"),
+            r"^unknown argument '--work-dir=w'. Did you mean --workdir\?",
+        ),
+        (
+            ("train", f"--config={TINY}", "--workdir=w", "--num_epochs=2"),
+            r"argument '--num_epochs=2'. Did you mean --config.num_epochs=2\?",
+        ),
+        (
+            ("train", f"--config={TINY}", "--workdir=w", "--optim.dense.decay=cosine"),
+            r"Did you mean --config.optim.dense.decay=cosine\?",
+        ),
         (
             ("train", f"--config={TINY}", "--workdir=w", "--quite"),
             r"unknown argument '--quite'. Did you mean --quiet\?",

@@ -94,7 +94,10 @@ def test_each_task_has_its_own_loss():
     [
         ({"clik": "bce"}, "task_losses: must be of tasks click, price: found 'clik'"),
         ({"click": "focl"}, "task_losses.click: must be one of .*'focl'. Did you mean 'focal'?"),
-        ({"click": "mine"}, "found 'mine'. A file that registers a loss is given by --models"),
+        (
+            {"click": "mine"},
+            "found 'mine'. A file that registers a loss is given by --models=FILE.py. In Python, ",
+        ),
         ({"click": "squared"}, "task_losses.click: must be one of 'bce', .*kind 'binary'"),
         ({"price": {"name": "bce"}}, "task_losses.price: must be one of 'squared': found 'bce'"),
         ({"click": {"name": "focal", "gama": 1}}, "task_losses.click.gama: .*Did you mean .*gamma"),

@@ -435,7 +435,11 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
             ConfigDict({"b1": "x"}),
             "optim.dense.settings.b1: must be a number: found 'x'",
         ),
-        ("num_epochs", 2.0, "num_steps, num_epochs: one of them must be 0"),
+        (
+            "num_epochs",
+            2.0,
+            "num_steps, num_epochs: one of them must be 0.* Set --config.num_epochs=0",
+        ),
         ("mesh.devices", 9, "mesh.devices: must be at most 8.*found 9"),
         (
             "mesh.devices",

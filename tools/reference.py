@@ -127,6 +127,8 @@ def _python() -> str:
         "`jaxrank.config.default` for configs, and the package `jaxrank_serving`",
         "([serving.md](serving.md)). Anything else may change in any version. The package has",
         "types (`py.typed`). Names are imported when they are used, so `import jaxrank` is quick.",
+        "Import the file that registers your own model, loss or metric before `load_config`:",
+        "`--models` is of the command line only.",
         "",
         "<!-- run by docs_commands_test.py: python -->",
         "```python",

@@ -58,7 +58,8 @@ def _scaling(compiled: list[Compiled]) -> list[str]:
     rows = [["slice", *names, "limit"]]
     rows += [_row(program, program.step_time, first) for program in compiled if program.step_time]
     head = f"Estimated milliseconds per step, and speed-up over {first.topology.name}:"
-    lines = ["", head, *_aligned(rows)]
+    note = "Estimates of the step without launches and input; not a throughput to expect."
+    lines = ["", head, *_aligned(rows), note]
     if first.topology.cores == 8:
         cores, published = PUBLISHED
         lines.append(

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import glob
 import io
+import itertools
 import os
 import shutil
 import time
@@ -17,6 +18,7 @@ from upath import UPath
 
 from jaxrank.atomic import is_marked, replacing
 from jaxrank.errors import InputError, RunError
+from jaxrank.validate import nearest
 
 # Properties by which file systems mark a changed file, the most reliable first.
 _VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation")
@@ -34,6 +36,7 @@ _NO_MATCH = (
 )
 
 _LOCAL_URLS = ("file://", "local://")
+_MAX_COMPARED = 1000  # files of a directory whose names are compared with a missing one
 _PAUSES = (1.0, 5.0)  # seconds before each retry of a failed request
 
 AnyPath = str | os.PathLike[str] | UPath
@@ -95,6 +98,10 @@ def check_named(value: Any, where: str) -> None:
         raise InputError(f"{where}: must be a path or a list of paths: found ''.")
 
 
+class MissingFile(InputError):
+    """A local file or directory that a config names does not exist."""
+
+
 def find(value: Any) -> list[str]:
     """Returns the files of a path or URL, a glob, a directory, or a list of these.
 
@@ -106,6 +113,7 @@ def find(value: Any) -> list[str]:
         value: a value that `check_named` accepts.
 
     Raises:
+        MissingFile: a local path does not exist.
         InputError: there are no files.
     """
     return _each_once(_find_all(value))
@@ -162,12 +170,21 @@ def _listed(text: str) -> list[str]:
         _is_file(path)
         return [text]
     if not glob.has_magic(text):
-        raise InputError(f"{text}: no such file or directory.")
+        raise MissingFile(f"{text}: no such file or directory{_nearest(path)}.")
     matches = sorted(p for p in glob.glob(text, recursive=True) if _is_file(Path(p)))
     if not matches:
         raise InputError(_NO_MATCH.format(text))
     _check_listed(text)
     return matches
+
+
+def _nearest(path: Path) -> str:
+    """Returns the name of a file beside `path` with a similar name, as `validate.nearest`."""
+    try:
+        with os.scandir(path.parent) as entries:
+            return nearest(path.name, [e.name for e in itertools.islice(entries, _MAX_COMPARED)])
+    except OSError:
+        return ""
 
 
 def _is_file(path: Path) -> bool:

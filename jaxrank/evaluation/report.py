@@ -146,19 +146,26 @@ def flatten_metrics(metrics: Metrics) -> dict[str, float]:
     return {f"{task}/{name}": v for task, values in metrics.items() for name, v in values.items()}
 
 
+def _width(name: str) -> int:
+    """Returns the width of a metric's column, without the space before it."""
+    return max(14, len(title_of(name)))
+
+
 def _titles(metrics: dict[str, float]) -> str:
-    return "".join(f"{title_of(c):>15}" for c in metrics if c != "examples")
+    return "".join(f" {title_of(c):>{_width(c)}}" for c in metrics if c != "examples")
 
 
 def _values(metrics: dict[str, float]) -> str:
     # The space separates columns even if a squared error is wider than its column.
-    return "".join(f" {v:>14.5f}" for c, v in metrics.items() if c != "examples")
+    return "".join(f" {v:>{_width(c)}.5f}" for c, v in metrics.items() if c != "examples")
 
 
 def _reference(name: str, metrics: Mapping[str, float], model: Mapping[str, float]) -> str:
     """Formats metrics of a reference in the columns of a model, blank where there is none."""
     cells = (
-        f" {metrics[c]:>14.5f}" if c in metrics else 15 * " " for c in model if c != "examples"
+        f" {metrics[c]:>{_width(c)}.5f}" if c in metrics else (1 + _width(c)) * " "
+        for c in model
+        if c != "examples"
     )
     return f"  {name:<16}{''.join(cells)}".rstrip()
 
@@ -241,10 +248,16 @@ def _interval_lines(
     values: Mapping[str, float], intervals: Mapping[str, Sequence[float]]
 ) -> list[str]:
     """Formats intervals in the columns of a model, two sides that differ below each other."""
-    texts = _margins(values, intervals, (name for name in values if name != "examples"))
+    names = [name for name in values if name != "examples"]
+    texts = _margins(values, intervals, names)
     sides = [text.partition("/") for text in texts]
     rows = [[low for low, _, _ in sides], [high for _, _, high in sides]]
-    cells = ["".join(f" {cell:>14}" for cell in row) for row in rows if any(row)]
+    widths = [_width(name) for name in names]
+    cells = [
+        "".join(f" {cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+        if any(row)
+    ]
     return [
         f"{title:<18}{row}".rstrip()
         for title, row in zip(("  95% interval", ""), cells, strict=False)
@@ -380,7 +393,8 @@ def _slices(by: dict[str, Any]) -> list[str]:
             _margins(entry["metrics"][task], span, names)
             for entry, span in zip(shown, spans, strict=True)
         ]
-        width = max([9, *(len(text) + 1 for texts in margins for text in texts)])
+        widths = [len(text) + 1 for texts in margins for text in texts]
+        width = max([9, *widths, *(len(title_of(name)) - 9 for name in names)])
         header = "".join(f"{title_of(name):>{10 + width}}" for name in names)
         lines.append(f"{task + ' by ' + by['column']:<32}{'examples':>12}{header}")
         for entry, name, texts in zip(shown, _names(shown), margins, strict=True):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.encoder import Encoder
@@ -18,8 +19,9 @@ from jaxrank.data.keyed_hash import pseudonymise, read_key
 from jaxrank.data.ragged import places_of_lists
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import make_source
-from jaxrank.data.spec.derived import add_derived
+from jaxrank.data.spec.derived import UnknownColumn, add_derived, check_column
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.sequences import age_features
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.errors import InputError
@@ -93,16 +95,14 @@ def predict_bundle(
             f"--bundle: {bundle}: must have the preparation of its features, to encode files: found"
             " none, because its format is 1. Export the model again, or predict with --workdir."
         )
+    files.find(inputs)  # raises for a missing file, before `make_source` names a field for it
     section = _source(signature.preparation["source"], inputs)
     source = make_source(section)
     names = source.columns(_SPLIT)
     spec, missing = _labelled(FeatureSpec.from_state(signature.preparation["features"]), names)
     if missing:
         report(f"Without labels: {inputs} has no column {missing!r}")
-    try:
-        add_derived(spec.derived, names)
-    except InputError as error:  # an input is missing
-        raise InputError(f"{inputs}: {error}") from error
+    _check_names(spec, names, inputs, source.hint)
     source = make_source(section, spec.named)
     source.check_columns(spec.named)
     encoder = _encoder(signature, scorer.index, spec, key)
@@ -151,6 +151,20 @@ def _labelled(spec: FeatureSpec, columns: list[str]) -> tuple[FeatureSpec, str]:
     if missing or is_late:  # labels that come later need the time of the snapshot
         return spec.without_labels(), missing[0] if missing else "as_of"
     return spec, ""
+
+
+def _check_names(spec: FeatureSpec, names: list[str], inputs: str, hint: str) -> None:
+    """Raises UnknownColumn, with the hint of the source, for a column that the input lacks."""
+    try:
+        columns = [*add_derived(spec.derived, names), *age_features(spec.sequences)]
+        entries: list[Any] = [*spec.dense, *spec.categorical, *spec.ragged]
+        for entry in entries:
+            check_column(entry.columns[0], columns, f"feature {entry.name}")
+    except UnknownColumn as error:
+        must = " The input must have the format of the training data."
+        raise UnknownColumn(f"{inputs}: {error}{hint}{must}") from error
+    except InputError as error:  # a derived column has the name of another one
+        raise InputError(f"{inputs}: {error}") from error
 
 
 def _encoder(

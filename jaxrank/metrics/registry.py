@@ -2,7 +2,7 @@
 
 Users register their own:
 
-    @register("brier", kinds=("binary",))
+    @register("brier", higher_is_better=False, kinds=("binary",))
     def brier(predictions, labels):
         return (predictions - labels) ** 2
 """
@@ -117,9 +117,9 @@ _OWN: dict[str, Metric] = {}
 def register(
     name: str,
     *,
+    higher_is_better: bool,
     kinds: Sequence[str] = tuple(METRICS),
     title: str = "",
-    higher_is_better: bool = False,
 ) -> Callable[[Code], Code]:
     """Registers a metric: the weighted mean over examples of a function of prediction and label.
 
@@ -127,9 +127,9 @@ def register(
     that both have. Sampled negatives count as in all metrics.
 
     Args:
+        higher_is_better: direction of the metric, by which `eval.metric` selects checkpoints.
         kinds: of the tasks that have the metric; see `features.Task`.
         title: in printed tables. Empty: the name.
-        higher_is_better: direction of the metric.
 
     Raises:
         InputError: the name is taken, or a kind does not exist.

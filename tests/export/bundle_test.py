@@ -249,6 +249,9 @@ def test_a_bundle_predicts_nothing_from_an_invalid_row(run, exported, tmp_path):
     arguments = dict(inputs=str(tmp_path / "raw.csv"), output=str(tmp_path / "p.parquet"))
     with pytest.raises(InputError, match="raw.csv, row 201, column f1: must be .*'seven'"):
         predict_bundle(str(exported), **arguments)
+    (tmp_path / "raw.csv").write_text("\n".join(lines).replace(",", ";"))
+    with pytest.raises(InputError, match="no column .*: set source.delimiter=';'. The input must"):
+        predict_bundle(str(exported), **arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["raw.csv"]
 
 

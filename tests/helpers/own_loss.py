@@ -13,6 +13,6 @@ def expected_cost(outputs, labels, *, miss: float = 2.0):
     return miss * labels * (1 - p) + (1 - labels) * p
 
 
-@registry.register("brier", kinds=("binary",), title="Brier score")
+@registry.register("brier", higher_is_better=False, kinds=("binary",), title="Brier score")
 def brier(predictions, labels):
     return (predictions - labels) ** 2

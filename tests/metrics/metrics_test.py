@@ -348,6 +348,6 @@ def test_weights_without_shifts_stay_as_they_are():
 )
 def test_a_metric_that_is_not_elementwise_is_rejected(mean, message):
     with restored():
-        registry.register("own")(mean)
+        registry.register("own", higher_is_better=False)(mean)
         with pytest.raises(InputError, match=message):
             registry.check_means()

@@ -64,6 +64,9 @@ def test_missing_directory_in_a_list(tmp_path):
     (tmp_path / "a.csv").write_text(HEADER + GOOD)
     with rejected("gone: no such file or directory"):
         run_files(tmp_path, [str(tmp_path / "a.csv"), str(tmp_path / "gone")])
+    missing = str(tmp_path / "as.csv")
+    with rejected(f"source.files.train: {missing}: no such", "nearest is 'a.csv'"):
+        run_files(tmp_path, missing)
 
 
 def test_empty_directory(tmp_path):
@@ -442,6 +445,14 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
     assert "feature item: 50.0% of the first 2 values are numbers with an exp" in reported
     assert "feature item: 50.0% of the first 2 values are whole numbers with a frac" in reported
     assert "feature tags: 100% of the first 4 ids end in a separator and a number" in reported
+    assert "contain" not in reported
+    path.write_text("label,tags\n1,finance|games\n0,games|a|b\n1,\n0,sport\n")
+    del lines[:]
+    features = dict(tasks=[CLICK], ragged=[dict(columns="tags", separator=",")])
+    prepare(features, source, tmp_path / "y", report=lines.append)
+    assert "feature tags: most of the first 3 ids contain '|', such as 'finance|games'" in "".join(
+        lines
+    )
     assert "tags: 25.0% of the first 4 values begin or end with a space, such as ' d:1'" in reported
 
 

@@ -23,6 +23,7 @@ _WEIGHTED = r"^.+[:=^#;@~]-?[0-9]*\.?[0-9]+([eE]-?[0-9]+)?$"
 # As a float column writes ids: with an exponent, which drops digits, or with a fraction of zero.
 _ROUNDED = r"^-?[0-9]\.?[0-9]*[eE]\+?[0-9]+$"
 _WITH_FRACTION = r"^-?[0-9]+\.0+$"
+_SEPARATORS = "|,;"
 _MAX_SHOWN_VALUES = 3
 _OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # also used as ordinary values
 
@@ -83,6 +84,7 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
                 f" separator and a number, such as {example!r}. If the number is a weight, set"
                 " weight_separator"
             )
+    yield from _describe_lists(entry, values)
     spaced = pc.match_substring_regex(values, r"^\s|\s$")
     share = _share(spaced)
     if share > 0:
@@ -104,6 +106,21 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
             f" {', '.join(map(repr, texts))}, which are read as values. If they mean that a value"
             f" is missing, list them in {field}"
         )
+
+
+def _describe_lists(entry: CategoricalSpec | RaggedSpec, values: pa.Array) -> Iterator[str]:
+    if not isinstance(entry, RaggedSpec):
+        return
+    for separator in _SEPARATORS:
+        contains = pc.match_substring(values, separator)
+        if separator in (entry.separator, entry.weight_separator) or _share(contains) <= 0.5:
+            continue
+        example = values.filter(contains)[0].as_py()
+        yield (
+            f"feature {entry.name}: most of the first {len(values):,} ids contain {separator!r},"
+            f" such as {example!r}. If it separates ids, set separator={separator!r}"
+        )
+        return
 
 
 def _describe_floats(name: str, values: pa.Array) -> Iterator[str]:

@@ -258,7 +258,13 @@ def _files(source: Mapping[str, Any], section: Any) -> dict[str, list[str]]:
     if not section.files:
         must = "must be a dict of split names and files"
         raise InputError(f"source.files: {must}: found {source.get('files')!r}.")
-    return {name: files.find(at) for name, at in section.files.items()}
+    paths = {}
+    for name, at in section.files.items():
+        try:
+            paths[name] = files.find(at)
+        except files.MissingFile as error:
+            raise files.MissingFile(f"source.files.{name}: {error}") from error
+    return paths
 
 
 def _check_splits(names: Iterable[Any], where: str) -> None:

@@ -86,6 +86,12 @@ class DerivedSpec:
         return datetime.UTC if self.zone == "UTC" else zoneinfo.ZoneInfo(self.zone)
 
 
+def check_column(name: str, columns: Sequence[str], where: str) -> None:
+    """Raises UnknownColumn, with the nearest names, unless the data has the column."""
+    if name not in columns:
+        raise UnknownColumn(f"{where}: the data has no column {name!r}{nearest(name, columns, 3)}.")
+
+
 def add_derived(entries: Sequence[DerivedSpec], columns: Sequence[str]) -> list[str]:
     """Returns the columns of the raw data and behind them the derived ones.
 
@@ -97,10 +103,7 @@ def add_derived(entries: Sequence[DerivedSpec], columns: Sequence[str]) -> list[
     for i, entry in enumerate(entries):
         where = f"features.derived[{i}]"
         for name in entry.columns:
-            if name not in names:
-                raise UnknownColumn(
-                    f"{where}.columns: the data has no column {name!r}{nearest(name, names, 3)}."
-                )
+            check_column(name, names, f"{where}.columns")
         must = "the name of no other column"
         require(entry.name not in names, f"{where}.name", must, entry.name)
         names.append(entry.name)

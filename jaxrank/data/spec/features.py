@@ -66,7 +66,11 @@ _OF_TABLES = (
 class FeatureSpec:
     """The `features` section. After `resolve`, each entry has exactly one column and a table."""
 
-    tasks: tuple[TaskSpec, ...] = field(non_empty=True, help="labels to predict")
+    tasks: tuple[TaskSpec, ...] = field(
+        non_empty=True,
+        help="labels to predict",
+        hint="Each is a dict such as dict(name='click', label='clicked').",
+    )
     dense: tuple[DenseSpec, ...] = field((), help="columns of numbers")
     categorical: tuple[CategoricalSpec, ...] = field((), help="columns with a fixed number of ids")
     ragged: tuple[RaggedSpec, ...] = field((), help="columns with lists of ids of any length")

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from jaxrank import json_files
-from jaxrank.data.spec.derived import UnknownColumn
+from jaxrank.data.spec.derived import UnknownColumn, check_column
 from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, CategoricalSpec, DenseSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.data.spec.sequences import SequenceSpec, age_features, with_ages
@@ -159,8 +159,8 @@ def _order_entries(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any
 
 
 def _exact(name: str, columns: Sequence[str], where: str) -> str:
-    if name and name not in columns:
-        raise UnknownColumn(f"{where}: the data has no column {name!r}{nearest(name, columns, 3)}.")
+    if name:
+        check_column(name, columns, where)
     return name
 
 

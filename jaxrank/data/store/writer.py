@@ -154,7 +154,10 @@ class StoreWriter:
             else (self.path / "manifest.json").exists()
         )
         if taken:
-            raise InputError(f"{self.path}: must not exist yet, a store is never overwritten.")
+            raise InputError(
+                f"{self.path}: must not exist yet, a store is never overwritten."
+                " Remove it or name another path."
+            )
 
     def add(self, name: str, files: Sequence[Mapping[str, Any]], statistics: Mapping) -> None:
         """Adds a split whose files `SplitWriter`s have written to directory `name` of `work`."""
