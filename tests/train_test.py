@@ -25,6 +25,7 @@ from jaxrank.config import default
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation.report import constant_warning, format_training
+from jaxrank.metrics.registry import TITLES
 from jaxrank.run import build
 from jaxrank.step import prediction_weights
 from jaxrank.telemetry import recorder
@@ -105,6 +106,14 @@ def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
     run(store, tmp_path)
     expected = final_state(store, workdir)
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path), expected)
+
+
+def test_the_title_of_a_metric_may_be_long(finished, monkeypatch):
+    monkeypatch.setitem(TITLES, "auc", "accuracy at a threshold")
+    lines = format_training(finished[1], "run").splitlines()
+    header, model = lines[(start := lines.index("Validation at step 16:") + 1) : start + 2]
+    assert re.search("logloss  ?accuracy at a threshold +norm. entropy", header)
+    assert len(header) == len(model)
 
 
 def test_a_finished_run_only_reports_its_result_again(store, finished, tmp_path):

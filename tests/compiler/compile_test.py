@@ -219,6 +219,7 @@ def test_scaling_is_reported_and_drawn(scaled):
     assert all(large["seconds"].values()), "each part takes some time"
     assert small["fits"] is True
     assert "of linear" in err
+    assert "without launches and input; not a throughput to expect." in err
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
