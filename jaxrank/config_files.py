@@ -238,7 +238,7 @@ def _divided(path: str | Path) -> tuple[str, list[str]]:
 
 
 def _loaded(path: str | Path) -> tuple[ConfigDict, list[str]]:
-    """Returns the config of a file, and the file with those of the user that it imports."""
+    """Returns the config of a file, and the paths of this file and of the user files it imports."""
     path, arguments = _divided(path)
     if not Path(path).is_file() or Path(path).suffix != ".py":
         raise InputError(f"--config: no such file: {path}. It must be a Python file.")

@@ -522,7 +522,7 @@ def _label_statistics(split: Split, order: str, report: Report) -> Mapping[str, 
     """Returns the statistics of the labels that training starts with; None if they are absent.
 
     With days in order they are statistics of the first day, because later days are not known yet.
-    A task without weight on that day has those of its first day with weight, which is reported.
+    A task without weight on that day has statistics of its first day with weight, as reported.
     """
     if not split.has_statistics:
         return None
