@@ -5,8 +5,7 @@ NumPy only: the input workers import this module and must not import JAX.
 Special values have the same meaning in the whole system:
 
 - A missing float is 0 after its transforms (the mean, where it is standardised). A feature with
-  `missing_indicator` has a second column that is 1 where the value was missing. A vector has one,
-  behind its last number, that is 1 where any number was missing.
+  `missing_indicator` has a second column that is 1 where the value was missing.
 - Under all encodings except `integer` a table starts with two reserved rows. Row 0 is for a missing
   value. Row 1 is for a value that is not in the vocabulary (never seen, or seen less than
   `min_count` times). Values of a vocabulary follow by falling frequency, then values that later
@@ -157,14 +156,10 @@ class Schema:
         return [f for f in self.categorical for _ in range(f.length)]
 
     def indicator(self, name: str) -> int | None:
-        """Returns the index in `dense` of the indicator of a dense feature, None without one.
-
-        The numbers of a vector share one, except in stores of earlier versions.
-        """
+        """Returns the index in `dense` of the indicator of a dense feature, None without one."""
         names = [f.name for f in self.dense]
-        shared = name if name.endswith(INDICATOR) else column_of(name)
-        indicators = indicator_of(name), indicator_of(shared)
-        return next((names.index(i) for i in indicators if i in names), None)
+        indicator = indicator_of(name)
+        return names.index(indicator) if indicator in names else None
 
     @property
     def logit_correction_columns(self) -> int:

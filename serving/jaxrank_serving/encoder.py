@@ -84,7 +84,6 @@ class Encoder:
         self._mean = np.array([f.mean for f in dense])
         self._std = np.array([f.std for f in dense])
         self._indicator = np.array([f.missing_indicator for f in dense], bool)
-        self._vectors = _vector_indicators(dense)
         self._place = np.arange(len(dense)) + np.cumsum(self._indicator) - self._indicator
         self._entries = self._ordered(signature)
         self.names = (*(f.name for f in dense), *(f.name for f in self._entries))
@@ -182,8 +181,6 @@ class Encoder:
         if max(largest, np.abs(scaled).max(initial=0)) > _SINGLE:
             self._check_single(columns, raw, scaled)
         result[:, self._place[self._indicator] + 1] = missing[:, self._indicator]
-        for start, last in self._vectors:
-            result[:, self._place[last] + 1] = missing[:, start : last + 1].any(axis=1)
         return result
 
     def _check_single(
@@ -371,23 +368,6 @@ def _pseudonymise(signature: Signature, key: bytes | None) -> Callable[[str], st
             f" found {'another' if key else 'none'}."
         )
     return hashed
-
-
-def _vector_indicators(dense: Sequence[Dense]) -> list[tuple[int, int]]:
-    """Returns the first and the last number of each vector with one indicator, at its last one."""
-    result = []
-    for last, entry in enumerate(dense):
-        start = last
-        while start and _shares_indicator(dense[start - 1], entry):
-            start -= 1
-        if entry.missing_indicator and start < last:
-            result.append((start, last))
-    return result
-
-
-def _shares_indicator(number: Dense, entry: Dense) -> bool:
-    """Returns True if a number before `entry` is of the same vector and has no indicator."""
-    return number.column == entry.column and not number.missing_indicator
 
 
 def _check_single_ids(entry: Categorical, cells: Cells) -> None:

@@ -67,8 +67,7 @@ class Dense:
     """A number: (x - mean) / std of x or, with `log`, of sign(x) log(1 + |x|). 0 where missing.
 
     index: of the number in a cell of `length` numbers.
-    missing_indicator: True if it is followed by 1 where the value is missing, else 0. The last
-        number of a vector stands for those before it that have none.
+    missing_indicator: True if it is followed by 1 where the value is missing, else 0.
     """
 
     name: str
@@ -289,8 +288,8 @@ def upgraded(tree: Any, version: int) -> Any:
     Args:
         tree: plain data of signature.json.
         version: `format_version` of the bundle. Version 1 had no derived columns, sequences,
-            statistics or preparation. Version 2 had neither calibration by value nor the meaning
-            of outputs, but some bundles with them were written under it.
+            statistics or preparation. Some of version 2 have neither calibration by value nor
+            the meaning of outputs.
     """
     if isinstance(tree, dict):
         tree = {"calibration": None, **tree}

@@ -66,7 +66,7 @@ ENTRIES = {
     "dense": dict(dense={}),
     "log and indicator": dict(dense=dict(log=True, missing_indicator=True)),
     "standardised": dict(dense=dict(standardize=True)),
-    "vector": dict(dense=dict(length=2, separator="|", missing_indicator=True)),
+    "vector": dict(dense=dict(length=2, separator="|")),
     "vocabulary": dict(categorical={}),
     "hash": dict(categorical=dict(encoding="hash", rows=20, salt="s")),
     "bucket": dict(categorical=dict(encoding="bucket", boundaries=[-1.0, 0.1, 0.5, 36.0])),

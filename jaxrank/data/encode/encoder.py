@@ -109,7 +109,6 @@ class Encoder:
         self._mean = np.array([mean for mean, _ in scales])
         self._std = np.array([std for _, std in scales])
         self._indicator = np.array([f.missing_indicator for f in floats], bool)
-        self._vectors = _vector_indicators(floats)
         # An indicator follows its own value and so moves all later columns.
         self._position = np.arange(len(floats)) + np.cumsum(self._indicator) - self._indicator
         self._as_of, self._boundaries = as_of, boundaries or {}
@@ -232,8 +231,6 @@ class Encoder:
         result = np.empty((len(raw), raw.shape[1] + int(self._indicator.sum())), np.float32)
         result[:, self._position] = single
         result[:, self._position[self._indicator] + 1] = missing[:, self._indicator]
-        for start, last in self._vectors:
-            result[:, self._position[last] + 1] = missing[:, start : last + 1].any(axis=1)
         return result
 
     def _encode_ids(self, chunk: Chunk) -> "tuple[np.ndarray, list[_Noted]]":
@@ -354,23 +351,6 @@ class _Lists(NamedTuple):
     elements: list[ListElements]
     rows: list[np.ndarray]
     noted: list[_Noted]
-
-
-def _vector_indicators(floats: Sequence[DenseSpec]) -> list[tuple[int, int]]:
-    """Returns the first and the last number of each vector with one indicator, at its last one."""
-    result = []
-    for last, entry in enumerate(floats):
-        start = last
-        while start and _shares_indicator(floats[start - 1], entry):
-            start -= 1
-        if entry.missing_indicator and start < last:
-            result.append((start, last))
-    return result
-
-
-def _shares_indicator(number: DenseSpec, entry: DenseSpec) -> bool:
-    """Returns True if a number before `entry` is of the same vector and has no indicator."""
-    return number.column == entry.column and not number.missing_indicator
 
 
 def _missing(encoding: str) -> np.int32:

@@ -178,9 +178,7 @@ class DenseSpec:
         " `log`",
     )
     missing_indicator: bool = field(
-        False,
-        help="adds a column '<name>:missing' that is 1 where the value is missing; a vector has one"
-        " for all its numbers",
+        False, help="adds a column '<name>:missing' that is 1 where the value is missing"
     )
     length: int = field(
         1,

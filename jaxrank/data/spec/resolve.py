@@ -24,7 +24,6 @@ from jaxrank.features import (
     Schema,
     Table,
     Task,
-    column_of,
     indicator_of,
 )
 from jaxrank.validate import nearest
@@ -106,32 +105,15 @@ def resolve_stored(spec: FeatureSpec, schema: Schema, stored: Schema) -> Feature
     columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
     columns += [sequence.time for sequence in spec.sequences]
     resolved = resolve(spec, [name for name in dict.fromkeys(columns) if name])
+    floats = _order_entries(resolved.dense, schema.dense)
     # Indicators follow their floats in a schema, and a pattern may have matched them.
-    indicators = _indicators(schema)
-    floats = [
-        dataclasses.replace(entry, missing_indicator=entry.name in indicators)
-        for entry in _order_entries(resolved.dense, schema.dense)
-        if entry.name not in indicators.values()
-    ]
+    indicators = {indicator_of(entry.name) for entry in floats if entry.missing_indicator}
     return dataclasses.replace(
         resolved,
-        dense=tuple(floats),
+        dense=tuple(entry for entry in floats if entry.name not in indicators),
         categorical=_order_entries(resolved.categorical, schema.categorical),
         ragged=_order_entries(resolved.ragged, schema.ragged),
     )
-
-
-def _indicators(schema: Schema) -> dict[str, str]:
-    """Returns {dense feature: the indicator of missing values that follows it}.
-
-    In stores of earlier versions, each number of a vector has one.
-    """
-    pairs = zip(schema.dense, schema.dense[1:], strict=False)
-    return {
-        feature.name: following.name
-        for feature, following in pairs
-        if following.name in (indicator_of(feature.name), indicator_of(column_of(feature.name)))
-    }
 
 
 def sort_features(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
@@ -247,10 +229,6 @@ def _expand(
             length = entry.length if isinstance(entry, DenseSpec) else 1
             names = [column] if length == 1 else [f"{column}[{k}]" for k in range(length)]
             expanded += [dataclasses.replace(entry, columns=(name,)) for name in names]
-            if isinstance(entry, DenseSpec):  # one indicator of a vector, after its last number
-                expanded[-length:-1] = [
-                    dataclasses.replace(e, missing_indicator=False) for e in expanded[-length:-1]
-                ]
     return tuple(expanded)
 
 
@@ -286,7 +264,7 @@ def build_schema(
     for entry in spec.dense:
         floats.append(Dense(entry.name, entry.log, *entry.scale(transforms)))
         if entry.missing_indicator:
-            floats.append(Dense(indicator_of(entry.column)))
+            floats.append(Dense(indicator_of(entry.name)))
     return Schema(
         tasks=tuple(Task(t.name, t.kind, t.is_shifted) for t in spec.tasks),
         dense=tuple(floats),

@@ -21,8 +21,7 @@ from jaxrank.data.prepare import encode_unit
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.sources import text
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.spec.resolve import resolve, resolve_stored
-from jaxrank.data.spec.skip import drop_features
+from jaxrank.data.spec.resolve import resolve
 from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense, Schema
@@ -193,22 +192,6 @@ def test_an_earlier_scale_is_of_values_or_of_their_logs(tmp_path):
         tmp_path, ["label", "x"], rows, dense=[dict(columns="x")], name="day4", options=options
     )
     assert plain.schema.dense == (Dense("x"),)
-
-
-def test_the_numbers_of_a_vector_share_an_indicator_of_missing_values(tmp_path):
-    floats = [dict(columns=["v", "w"], length=2, separator="|", missing_indicator=True)]
-    rows = [[1, "1|2", "3|4"], [0, "", "5|6"], [1, "7|8", "9|"]]
-    store = prepare_csv(tmp_path, ["label", "v", "w"], rows, dense=floats)
-    names = [f.name for f in store.schema.dense]
-    assert names == ["v[0]", "v[1]", "v:missing", "w[0]", "w[1]", "w:missing"]
-    expected = [[1, 2, 0, 3, 4, 0], [0, 0, 1, 5, 6, 0], [7, 8, 0, 9, 0, 1]]
-    np.testing.assert_array_equal(whole(store).dense, expected)
-    assert [store.schema.indicator(name) for name in names] == [2, 2, None, 5, 5, None]
-    spec = FeatureSpec.from_state(store.spec.features)
-    for skipped, flags in ((("v[[]1]",), [1, 0, 1]), (("w:missing",), [0, 1, 0, 0])):
-        left = drop_features(store.schema, skipped)
-        entries = resolve_stored(spec, left, store.schema).dense
-        assert [entry.missing_indicator for entry in entries] == flags
 
 
 def test_the_schema_holds_the_transform_of_each_float(tmp_path):
