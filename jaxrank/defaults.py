@@ -155,9 +155,6 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
     with config.unlocked():
         if has_open_model(config):
             config.model = _keep_open(ConfigDict(to_plain(older.model)), config.model)
-            for path in _OPEN_WITH_MODEL:
-                if _get(config, path) == _get(default(), path):
-                    _set(config, path, _get(older, path))
         elif not config.model.name:
             config.model.name = RANKER
         elif config.model.name == older.model.get("name") == FACTORIZATION_MACHINE:
@@ -167,6 +164,10 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
         is_same = config.model.name == older.model.get("name")
         if is_same and config.model.name == FACTORIZATION_MACHINE:
             _inherit_tasks(config, older)
+        if is_same and _is_penalised(older):
+            for path in _OPEN_WITH_MODEL:
+                if _get(config, path) == _get(default(), path):
+                    _set(config, path, _get(older, path))
         for path, automatic in _OPEN.items():
             # The prior of one model does not suit another.
             suits = is_same or path != "optim.dense.weight_decay"
@@ -176,9 +177,16 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
             config.optim.tables.name = older.optim.tables.name
             if not config.optim.tables.settings:
                 config.optim.tables.settings = older.optim.tables.settings
-        if not config.num_steps and not config.num_epochs:
+        # Early stopping ended the older run before its length, which is too long without it.
+        is_stopped = config.eval.early_stopping_patience or not older.eval.early_stopping_patience
+        if is_stopped and not config.num_steps and not config.num_epochs:
             config.num_steps, config.num_epochs = older.num_steps, older.num_epochs
     return config
+
+
+def _is_penalised(config: ConfigDict) -> bool:
+    """Returns True if a run has the vectors of `_choose_penalised_network`."""
+    return config.embedding.l2_scope == "table" and config.optim.tables.name == "lazy_adam"
 
 
 def _inherit_tasks(config: ConfigDict, older: ConfigDict) -> None:
@@ -194,17 +202,21 @@ def _inherit_tasks(config: ConfigDict, older: ConfigDict) -> None:
 def _suits_penalised(config: ConfigDict, data: Data) -> bool:
     """Returns True if ids have so many examples that a network with early stopping is best.
 
-    Early stopping is needed, because the best number of epochs differs by data.
+    Early stopping is needed, because the best number of epochs differs by data. Several tasks, and
+    tasks of other kinds, were not measured.
     """
     embedding, rows = config.embedding, sum(table.rows for table in data.schema.tables)
+    tables = config.optim.tables
     return (
         has_open_model(config)
         and not data.in_order
+        and [task.kind for task in data.schema.tasks] == ["binary"]
         and config.eval.early_stopping_patience > 0
         and _NETWORK_ROWS < data.rows <= MAX_SMALL
         and 0 < rows <= data.rows // _EXAMPLES_PER_ROW
         and not (embedding.dims or embedding.init_from or embedding.l2s)
-        and not (config.num_steps or config.num_epochs or config.optim.tables.name)
+        and not (config.num_steps or config.num_epochs)
+        and not (tables.name or tables.settings or tables.base_learning_rate)
         and all(_get(config, path) == _get(default(), path) for path in _OPEN_WITH_MODEL)
     )
 

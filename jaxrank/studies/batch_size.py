@@ -40,7 +40,8 @@ _BEST_LABEL = "best of the values tried"
 
 def runs(context: Context) -> Runs:
     options = context.options
-    chosen = yield from tuning.resolve(context.config, {})
+    common = tuning.final_evaluation(context.config.steps_per_execution)
+    chosen = yield from tuning.resolve(context.config, common)
     specs, rule = Specs(context, chosen), config_rule(context.config)
     sides = {"sync": specs.side(0)}
     if options.workers:

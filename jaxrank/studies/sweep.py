@@ -91,7 +91,8 @@ def runs(context: Context) -> Runs:
     options, config = context.options, context.config
     ranges = parse_ranges(options.range, config, fixed=_FIXED)
     points = drawn(ranges, options.points, options.search_seed)
-    chosen = yield from tuning.resolve(config, {})
+    common = tuning.final_evaluation(config.steps_per_execution)
+    chosen = yield from tuning.resolve(config, common)
     specs = _Specs(config, options, chosen, points)
     names = list(points)
     rounds: list[Round] = []
