@@ -97,6 +97,8 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
         section, where = section[name], f"{where}{name}."
         if not isinstance(section, ConfigDict):
             return False
+    if value.lstrip().startswith("{"):
+        return False  # a dict sets several fields
     section_name = where.removesuffix(".")
     names = "NAME" if section_name in named else next(iter(section), "NAME")
     raise InputError(

@@ -306,7 +306,8 @@ def _conclusion(
             )
     sentences.append(
         f"Prices are of {prices.dates()} in {prices.path}; check them before you compare."
-        " Estimates assume published rates and leave out the input, so they are upper bounds."
+        " Estimates assume published rates and leave out the input. The direction of their error is"
+        " unknown, most of all for GPUs, which are estimated from the program for a TPU."
     )
     if present["platform"] == "cpu":
         sentences.append(
