@@ -37,36 +37,36 @@ MIN_PACK = 16
 _EVEN_SHARE = 64  # a multiple of it has a divisor of 64 or more
 
 
-def table_dims(schema: Schema, config: ConfigDict) -> dict[str, int]:
-    """Returns the dimension of each table of `schema`, according to `config.embedding`.
+def table_dims(schema: Schema, section: ConfigDict) -> dict[str, int]:
+    """Returns the dimension of each table of `schema`, according to the section `embedding`.
 
     Raises:
         InputError: a pattern of `dims` matches no table.
     """
     names = [t.name for t in schema.tables]
-    dims = validate.matched("embedding.dims", "table", names, to_plain(config.dims))
-    return dict.fromkeys(names, config.dim) | dims
+    dims = validate.matched("embedding.dims", "table", names, to_plain(section.dims))
+    return dict.fromkeys(names, section.dim) | dims
 
 
-def make_model(config: ConfigDict, schema: Schema) -> models.Model:
+def make_model(model: ConfigDict, schema: Schema) -> models.Model:
     """Builds the model of the config's section `model`.
 
     Raises:
         InputError: a field has an invalid value.
     """
-    return models.build(tasks=len(schema.tasks), **model_fields(config))
+    return models.build(tasks=len(schema.tasks), **model_fields(model))
 
 
-def model_fields(config: ConfigDict) -> dict[str, Any]:
+def model_fields(model: ConfigDict) -> dict[str, Any]:
     """Returns the fields and the name of the model that the config's section `model` describes."""
-    fields = _tuples(config)
+    fields = _tuples(model)
     fields["name"] = fields.get("name") or RANKER
     for field in ("parents", "initial_bias"):
         del fields[field]
     return fields
 
 
-def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
+def task_parents(model: ConfigDict, schema: Schema) -> tuple[int, ...]:
     """Returns the index of each task's parent as `model.parents` sets it; see `joint_logits`.
 
     Raises:
@@ -74,7 +74,7 @@ def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
     """
     names = [t.name for t in schema.tasks]
     parents = [-1] * len(names)
-    for task, parent in to_plain(config.parents).items():
+    for task, parent in to_plain(model.parents).items():
         if task not in names or parent not in names:
             raise InputError(
                 f"model.parents: {task!r} and {parent!r} must be tasks: found tasks {names}."
@@ -188,12 +188,11 @@ def make_step_spec(
 
 
 def make_base_rates(
-    config: ConfigDict, schema: Schema, statistics: Mapping[str, Any] | None
+    model: ConfigDict, schema: Schema, statistics: Mapping[str, Any] | None
 ) -> base_rates.BaseRates:
     """Returns the base rates that a run starts from.
 
     Args:
-        config: the section `model`.
         statistics: of the training labels, with `traffic`; None: there are none.
 
     Raises:
@@ -201,22 +200,19 @@ def make_base_rates(
     """
     rates = base_rates.neutral(len(schema.tasks))
     if statistics is not None:
-        rates = base_rates.base_rates(schema.tasks, task_parents(config, schema), statistics)
-    return rates._replace(bias=override_bias(rates.bias, config, schema))
+        rates = base_rates.base_rates(schema.tasks, task_parents(model, schema), statistics)
+    return rates._replace(bias=override_bias(rates.bias, model, schema))
 
 
-def override_bias(bias: np.ndarray, config: ConfigDict, schema: Schema) -> np.ndarray:
+def override_bias(bias: np.ndarray, model: ConfigDict, schema: Schema) -> np.ndarray:
     """Returns f[T] biases with those of `initial_bias` in place of others.
-
-    Args:
-        config: the section `model`.
 
     Raises:
         InputError: `initial_bias` has a name that is not a task.
     """
     bias = np.array(bias)
     names = [task.name for task in schema.tasks]
-    for task, value in to_plain(config.initial_bias).items():
+    for task, value in to_plain(model.initial_bias).items():
         if task not in names:
             raise InputError(f"model.initial_bias: {task!r} must be a task: found tasks {names}.")
         bias[names.index(task)] = value
