@@ -155,12 +155,8 @@ def make_step_spec(
     optimizer, learning_rate, row_optimizer, table_learning_rate = make_optimizers(
         config, num_steps
     )
-    names = [t.name for t in layout.schema.tables]
-    patterns = to_plain(config.optim.tables.lr_multipliers)
-    lr_multipliers = validate.matched("optim.tables.lr_multipliers", "table", names, patterns)
-    l2s = validate.matched("embedding.l2s", "table", names, to_plain(config.embedding.l2s))
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
-    dense = validate.parse(configs.Optim, config.optim, "optim").dense
+    dense = config.optim.dense
     return steps.StepSpec(
         model=make_model(config.model, layout.schema),
         embedding=embedding.Embedding(
@@ -168,8 +164,7 @@ def make_step_spec(
             mesh=mesh,
             row_optimizer=row_optimizer,
             room=room,
-            lr_multipliers=lr_multipliers,
-            l2s=l2s,
+            **_table_values(config, layout.schema),
             **settings,
         ),
         optimizer=optimizer,
@@ -185,6 +180,17 @@ def make_step_spec(
         skips=config.watch.on_nonfinite == "skip",
         clip_norm=dense.clip_norm if dense.clip_scope == "all" else 0.0,
     )
+
+
+def _table_values(config: ConfigDict, schema: Schema) -> dict[str, Any]:
+    """Returns the values of tables that patterns select: `lr_multipliers` and `l2s`."""
+    names = [t.name for t in schema.tables]
+    factors = to_plain(config.optim.tables.lr_multipliers)
+    l2s = to_plain(config.embedding.l2s)
+    return {
+        "lr_multipliers": validate.matched("optim.tables.lr_multipliers", "table", names, factors),
+        "l2s": validate.matched("embedding.l2s", "table", names, l2s),
+    }
 
 
 def make_base_rates(
@@ -353,16 +359,18 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
     Raises:
         InputError: naming the field.
     """
-    make_workload(config, schema, ListRoom(1, {}, None))
+    dims = table_dims(schema, config.embedding)
+    _table_values(config, schema)
+    make_model(config.model, schema)
+    task_losses.select_losses(to_plain(config.task_losses), schema.tasks)
     watched_metric(config, schema, config.features.get("group", ""))
     make_base_rates(config.model, schema, None)
     names = [t.name for t in schema.tables]
     placements = to_plain(config.embedding.placements)
     validate.matched("embedding.placements", "table", names, placements)
     if config.optim.dense.lr_multipliers:
-        layout = layouts.layout(schema, table_dims(schema, config.embedding))
         optimizer, *_ = make_optimizers(config, num_steps=1)
-        jax.eval_shape(optimizer.init, weights_shape(config, layout).params)
+        jax.eval_shape(optimizer.init, weights_shape(config, layouts.layout(schema, dims)).params)
 
 
 def open_table_vectors(config: ConfigDict, schema: Schema) -> dict[str, VectorFiles]:

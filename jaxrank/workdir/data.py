@@ -1,6 +1,7 @@
 """The data of a run: a prepared store, or raw files that are read directly."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ class RunData:
     settings: Mapping[str, Any]
     features: Mapping[str, Any]
     source: Mapping[str, Any]
+
+    @functools.cached_property
+    def spec(self) -> FeatureSpec:
+        """The section `features`, parsed."""
+        return FeatureSpec.from_state(self.features)
 
     def exists(self) -> bool:
         """Returns True if the data exists, without opening it."""
@@ -94,14 +100,13 @@ class RunData:
         Raises:
             InputError: a name matches no feature, or no feature is left.
         """
-        spec = FeatureSpec.from_state(self.features)
-        return store.selected(skip.drop_features(store.schema, spec.skip))
+        return store.selected(skip.drop_features(store.schema, self.spec.skip))
 
     def _check_features(self, store: Store) -> None:
         """Raises InputError unless the store was prepared with the features of the config."""
-        spec = FeatureSpec.from_state(self.features)
-        actual, expected = self._filled(store.spec.features), spec.stored.to_state()
-        if actual != expected and actual == spec.stored.without_labels().to_state():
+        stored = self.spec.stored
+        actual, expected = self._filled(store.spec.features), stored.to_state()
+        if actual != expected and actual == stored.without_labels().to_state():
             raise InputError(
                 f"{store.path}: must hold labels: it was prepared with --unlabelled. Prepare it"
                 " with labels to train on it."
@@ -141,10 +146,9 @@ class RunData:
         self.check_splits(self.path)
         report(f"Preparing {self.path}")
         compression = self.settings["compression"]
-        spec = FeatureSpec.from_state(self.features)
 
         def check_left(schema: Schema) -> None:
-            left = skip.drop_features(schema, spec.skip)
+            left = skip.drop_features(schema, self.spec.skip)
             if check is not None:
                 check(left)
 
