@@ -256,24 +256,23 @@ def trained_tasks(config: ConfigDict, schema: Schema) -> list[Task]:
     return [task for task in schema.tasks if task.name not in idle]
 
 
-def ranked_tasks(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the names of the tasks that are trained by ranking alone."""
-    return task_losses.request_tasks(to_plain(config.task_losses), alone=True)
+def ranked_tasks(section: ConfigDict) -> tuple[str, ...]:
+    """Returns the names of the tasks that the section `task_losses` trains by ranking alone."""
+    return task_losses.request_tasks(to_plain(section), alone=True)
 
 
-def loss_names(config: ConfigDict) -> dict[str, str]:
-    """Returns {task: name of its loss} for the tasks whose loss is chosen."""
-    entries = to_plain(config.task_losses)
-    return {task: task_losses.loss_name(entry) for task, entry in entries.items()}
+def loss_names(section: ConfigDict) -> dict[str, str]:
+    """Returns {task: name of its loss} for the tasks in the section `task_losses`."""
+    return {task: task_losses.loss_name(entry) for task, entry in to_plain(section).items()}
 
 
-def has_request_loss(config: ConfigDict) -> bool:
-    """Returns True if a loss compares the examples of a request.
+def has_request_loss(section: ConfigDict) -> bool:
+    """Returns True if a loss in the section `task_losses` compares the examples of a request.
 
     Only such a loss needs packs. They leave out negatives of large requests, so that they would
     bias the predictions of any other loss.
     """
-    return bool(task_losses.request_tasks(to_plain(config.task_losses)))
+    return bool(task_losses.request_tasks(to_plain(section)))
 
 
 def check_requests(config: ConfigDict, split: Split) -> None:
@@ -310,7 +309,7 @@ def ranked_metrics(config: ConfigDict, group: str) -> Ranked:
     Args:
         group: the column `features.group` of the data. Empty: it has no requests.
     """
-    return Ranked(config.eval.top_k if group else 0, ranked_tasks(config))
+    return Ranked(config.eval.top_k if group else 0, ranked_tasks(config.task_losses))
 
 
 def check_watched(config: ConfigDict, schema: Schema, group: str) -> None:
@@ -444,7 +443,7 @@ def pack_split(config: ConfigDict, split: Split) -> Split:
 
     See `batches.packs`.
     """
-    if not has_request_loss(config):
+    if not has_request_loss(config.task_losses):
         return split
     pack = packing.group_size(config.batch_size, config.data.shards)
     return pack_requests(split, pack, config.seed)
@@ -488,7 +487,7 @@ def plan_list_room(
         batch_size=config.batch_size,
         shards=config.data.shards,
         list_slack=config.data.list_slack,
-        has_requests=has_request_loss(config),
+        has_requests=has_request_loss(config.task_losses),
     )
     for name, ids in lists.capacities.items():
         report(

@@ -20,6 +20,7 @@ from jaxrank.base_rates import BaseRates, short_summary
 from jaxrank.build import (
     check_names,
     check_requests,
+    loss_names,
     make_base_rates,
     make_list_room,
     make_run_schedule,
@@ -123,7 +124,10 @@ class Run:
     base_rates: base rates that a new run starts from.
     has_base_rates: whether the base rates come from statistics of the labels.
     requests: how requests are scored.
+    cluster: the field `eval.cluster`.
+    watch: the section of the config.
     untrained: tasks that the loss ignores; see `build.untrained`.
+    losses: see `build.loss_names`.
     """
 
     config: ConfigDict
@@ -145,7 +149,10 @@ class Run:
     base_rates: BaseRates
     has_base_rates: bool
     requests: RequestSpec
+    cluster: str
+    watch: ConfigDict
     untrained: tuple[str, ...]
+    losses: Mapping[str, str]
 
     @property
     def schema(self) -> Schema:
@@ -346,7 +353,10 @@ def build(
         base_rates=make_base_rates(config.model, data.store.schema, labels),
         has_base_rates=labels is not None,
         requests=data.requests,
+        cluster=config.eval.cluster,
+        watch=config.watch,
         untrained=untrained(config, data.store.schema, scoring.unlabelled_tasks(data.split)),
+        losses=loss_names(config.task_losses),
     )
 
 
@@ -409,7 +419,7 @@ def _open_data(
     data = run_data.locate(*sections, directory, inherits=inherits_store)
     is_new = not files.has_checkpoint(directory)
     store = data.prepare(report, functools.partial(_check_names, config, is_new))
-    requests = request_spec(store, config.eval.top_k, ranked_tasks(config))
+    requests = request_spec(store, config.eval.top_k, ranked_tasks(config.task_losses))
     metric = watched_metric(config, store.schema, requests.column)
     split = store.split(config.data.train, "data.train")
     config = defaults.choose(
@@ -805,7 +815,7 @@ def describe(run: Run, state: TrainState) -> str:
         f" {len(schema.ragged)} ragged",
         "FLOPs": f"{flops:,} per example in matrix products, forward and backward",
         "examples": f"{run.train_split.rows:,}",
-        "steps": f"{run.run_schedule.num_steps:,} of {run.config.batch_size:,} examples",
+        "steps": f"{run.run_schedule.num_steps:,} of {run.program.shape.batch_size:,} examples",
         "devices": f"{devices} ({jax.default_backend()})",
     }
     monitor = run.history.monitor

@@ -17,7 +17,6 @@ from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.batch_statistics import reestimated
-from jaxrank.build import loss_names
 from jaxrank.config_files import hyperparameters
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.evaluation import baseline as regression
@@ -177,11 +176,11 @@ class _Outputs:
             schema=run.schema,
             mesh=run.program.mesh,
             buffers=run.program.buffers,
-            batch_size=run.config.batch_size,
+            batch_size=run.program.shape.batch_size,
             run_schedule=run.run_schedule,
             spikes=run.history.spikes,
-            on_nonfinite=run.config.watch.on_nonfinite,
-            max_skipped_steps=run.config.watch.max_skipped_steps,
+            on_nonfinite=run.watch.on_nonfinite,
+            max_skipped_steps=run.watch.max_skipped_steps,
             checkpoint="" if newest is None else run.checkpoints.directory(newest),
             started=self.timer.started,
             ranked=run.requests.ranked,
@@ -211,7 +210,7 @@ def _execute(
     with (
         contextlib.closing(DevicePrefetcher(run.batches, put)) as feed,
         ShutdownSignal(run.program.largest, run.program.mesh) as stop,
-        Watchdog(run.config.watch.hang_seconds) as watch,
+        Watchdog(run.watch.hang_seconds) as watch,
         Profile(
             traced, run.directory, first_step, recorder.finish, outputs.report, **length
         ) as profiler,
@@ -289,7 +288,7 @@ def _baseline(run: Run, scored: scoring.Scored) -> dict[str, Any]:
     with processes.together():
         if processes.is_first():
             valid = run.open_split(run.run_schedule.valid)
-            clusters = slices.read_clusters(run.store, valid, run.config.eval.cluster)
+            clusters = slices.read_clusters(run.store, valid, run.cluster)
             fitted = regression.fit(
                 run.train_split, valid, run.schema, model=scored, clusters=clusters
             )._asdict()
@@ -415,7 +414,7 @@ class Milestones:
             f"step {step}{suffix}",
             scores.metrics,
             run.untrained,
-            loss_names(run.config),
+            run.losses,
             is_first=not self._has_warned,
         )
         self._has_warned |= bool(worse_than_constant(scores.metrics).keys() - set(run.untrained))
@@ -482,7 +481,7 @@ def _result(
         checkpoint_step=step,
         days=by_day,
         untrained=run.untrained,
-        losses=loss_names(run.config),
+        losses=run.losses,
         buckets=shown.buckets if shown else {},
         histograms=shown.histograms if shown else {},
         requests=shown.requests if shown else None,

@@ -74,9 +74,9 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds: must be a positive number: found {seconds}.")
     with runs.build_measured(config, workdir, report) as run:
-        config = run.config
-        ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
-        execution = config.steps_per_execution * config.batch_size
+        data, size = run.config.data, run.program.shape.batch_size
+        ahead = _ahead(run.steps_per_execution, data.prefetch_batches)
+        execution = run.steps_per_execution * size
         put = functools.partial(meshes.put_batch, mesh=run.program.mesh, leading=1)
         report("Measuring the input")
         input_speed = executions_per_second(run.batches, ahead, seconds)
@@ -90,7 +90,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         rates = Throughput(execution * input_speed, execution * alone, execution * both)
 
         report("Measuring the stages")
-        stages = _input_stages(run, config.data, 0.8 * seconds)
+        stages = _input_stages(run, data, 0.8 * seconds)
         stages["transfer"] = 1e6 / execution / _puts_per_second(put, host, 0.2 * seconds)
         stages["step"] = 1e6 / rates.step
         limit = find_limit(rates, stages)
@@ -98,9 +98,9 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
             rates=rates,
             stages=stages,
             limit=limit,
-            advice=recommend(limit, rates, stages, _setting(run, config.data)),
+            advice=recommend(limit, rates, stages, _setting(run, data)),
             device=f"{run.program.mesh.size} x {jax.devices()[0].device_kind}",
-            batch_size=config.batch_size,
+            batch_size=size,
         )
 
 
@@ -113,7 +113,7 @@ def input_rate(run: Run, *, seconds: float) -> float:
     """
     ahead = _ahead(run.steps_per_execution, run.config.data.prefetch_batches)
     rate = executions_per_second(run.batches, ahead, seconds)
-    return run.steps_per_execution * run.config.batch_size * rate
+    return run.steps_per_execution * run.program.shape.batch_size * rate
 
 
 def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:

@@ -119,6 +119,11 @@ class SavedRun(NamedTuple):
         return {part: self.config.optim[part].name for part in ("dense", "tables")}
 
     @property
+    def ranked(self) -> tuple[str, ...]:
+        """The names of the tasks that are trained by ranking alone."""
+        return ranked_tasks(self.config.task_losses)
+
+    @property
     def default_checkpoint(self) -> str:
         """The checkpoint that represents the run: "best" with early stopping, else "newest"."""
         return "best" if self.config.eval.early_stopping_patience else "newest"
@@ -298,9 +303,9 @@ def open_run(
     size = batch_size or run.config.eval.batch_size
     left = untrained(run.config, run.schema)
     cluster = run.config.eval.cluster
-    requests = request_spec(stored, run.config.eval.top_k, ranked_tasks(run.config))
+    requests = request_spec(stored, run.config.eval.top_k, run.ranked)
     predictor, directory = run.predictor(), run.directory
-    losses = loss_names(run.config)
+    losses = loss_names(run.config.task_losses)
     return Opened(
         size, predictor, opened, checkpoints, stored, directory, left, cluster, requests, losses
     )

@@ -15,7 +15,7 @@ import xxhash
 
 import jaxrank
 from jaxrank import json_files
-from jaxrank.build import ranked_tasks, task_parents
+from jaxrank.build import task_parents
 from jaxrank.config_files import to_plain
 from jaxrank.data.keyed_hash import Pseudonymise, fingerprint, pseudonymise, read_key
 from jaxrank.data.lock import empty_directory
@@ -283,7 +283,7 @@ def _write_files(
     stacks = signatures.stacks(layout, content.spec, index.seeds, content.tables)
     tree = content.signature | stacks
     tree |= {
-        "outputs": dense_parts.output_names(run.schema, parents, ranked_tasks(run.config)),
+        "outputs": dense_parts.output_names(run.schema, parents, run.ranked),
         "index": {"file": _INDEX, **{f: getattr(index, f) for f in ("values", "bits", "steps")}},
         "model": {
             "onnx": "" if no_onnx else _ONNX,

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from jaxrank import json_files
 from jaxrank.base_rates import neutral
-from jaxrank.build import model_fields, ranked_tasks, task_parents
+from jaxrank.build import model_fields, task_parents
 from jaxrank.calibration import files as calibrations
 from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.manager import Checkpoints, drop_fields, lacking
@@ -150,8 +150,9 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
             "origin": source.calibration.origin,
             "by": by.to_state() if by else None,
         }
-    ranked = ranked_tasks(run.config)
-    description |= recipe(layout, store, model=model, config=to_plain(run.config), ranked=ranked)
+    description |= recipe(
+        layout, store, model=model, config=to_plain(run.config), ranked=run.ranked
+    )
     with (
         written(output) as partial,
         source.checkpoints.deletion_as_input_error(source.step),

@@ -14,8 +14,7 @@ from jaxrank import config as configs
 from jaxrank import defaults
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import check_watched, make_model, make_step_spec, table_dims
-from jaxrank.config_files import to_plain
+from jaxrank.build import check_watched, has_request_loss, make_model, make_step_spec, table_dims
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.examples import Examples
@@ -27,7 +26,6 @@ from jaxrank.placement import plan
 from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.report import Report
 from jaxrank.step import model_inputs
-from jaxrank.task_losses import request_tasks
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir.files import find_config
 
@@ -105,7 +103,7 @@ class Case(NamedTuple):
             for stack in self.layout.stacks
             if stack.lists
         }
-        has_requests = bool(request_tasks(to_plain(self.config.task_losses)))
+        has_requests = has_request_loss(self.config.task_losses)
         return BatchShape(BATCH, group, room, has_requests)
 
     def executions(self) -> Iterator[Batch]:

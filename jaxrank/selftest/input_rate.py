@@ -24,7 +24,7 @@ def check(run: Run, seconds: float) -> Verdict:
     Args:
         seconds: duration of each of the three measurements.
     """
-    mesh, execution = run.program.mesh, run.steps_per_execution * run.config.batch_size
+    mesh, execution = run.program.mesh, run.steps_per_execution * run.program.shape.batch_size
     put = functools.partial(meshes.put_batch, mesh=mesh, leading=1)
     meter = StepMeter(run)
     batch = put(next(run.batches))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrank.build import ranked_tasks
 from jaxrank.errors import InputError
 from jaxrank.evaluation.comparison import compare
 from jaxrank.evaluation.evaluate import Evaluation, evaluate_opened, load_run, open_run
@@ -88,7 +87,7 @@ def judge(
         raise InputError(f"--against: must name another run than --workdir: found {against}.")
     runs = [load_run(path) for path in (against, workdir) if path]
     shared = compare.common_tasks([{t.name: t for t in run.schema.tasks} for run in runs])
-    ranked = {name for run in runs for name in ranked_tasks(run.config)}
+    ranked = {name for run in runs for name in run.ranked}
     tasks = {task.name: task for task in shared}
     check_metrics(conditions, tasks, ranked, runs[-1].config.eval.top_k)
     new = open_run(workdir, data=data, split=split, batch_size=batch_size)

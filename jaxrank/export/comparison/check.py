@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxrank.build import ranked_tasks
 from jaxrank.export.comparison import parity
 from jaxrank.export.comparison.raw_rows import RawRows
 from jaxrank.export.comparison.reference import Reference, first_examples
@@ -81,8 +80,7 @@ def check(
         split = source.store.split(valid, "data.valid")
         examples = first_examples(split.blocks(), _SCORED_ROWS)
         labelled = predicted(examples)
-        ranked = ranked_tasks(run.config)
-        rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables, ranked)
+        rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables, run.ranked)
         for task, changes in rounding.items():
             shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
             report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")
