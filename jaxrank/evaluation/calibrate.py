@@ -20,7 +20,7 @@ from jaxrank.evaluation.calibrate_by_value import (
     measure_tasks,
     table_lines,
 )
-from jaxrank.evaluation.evaluate import load_run, open_run
+from jaxrank.evaluation.evaluate import open_run
 from jaxrank.evaluation.score import Scored
 from jaxrank.features import Schema
 from jaxrank.report import Report
@@ -90,7 +90,7 @@ def calibrate(
     if method == NONE and by:
         raise InputError(f"--by: must be used without --method={NONE}: found {by!r}.")
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
-    saved = load_run(workdir)
+    saved = run.saved
     if by:
         check_feature(saved.schema, by)
     name, measured_on = run.split.name, measure_on or saved.config.data.valid
@@ -100,7 +100,7 @@ def calibrate(
             f" labels: found {measured_on!r} for both."
         )
     step, weights = run.checkpoints.read(checkpoint, run.weights)
-    path = files.calibration_path(run.directory, step)
+    path = files.calibration_path(saved.directory, step)
     where = run.checkpoints.directory(step)
     if method == NONE:
         if processes.is_first():
@@ -108,9 +108,7 @@ def calibrate(
         seconds = time.perf_counter() - started
         return Calibrated(step, method, name, "", {}, {}, {}, "", where, seconds)
     schema, ranked = saved.schema, run.requests.ranked
-    other = open_run(
-        workdir, data=data, split=measure_on, batch_size=batch_size, split_flag="--measure-on"
-    )
+    other = run.with_split(measure_on, "--measure-on")
     for opened in (run, other):
         scoring.check_labelled(opened.split)
     fitted_on, measured = (
@@ -138,7 +136,7 @@ def calibrate(
     sums = run.checkpoints.saved_checksums(step)["weights"]  # exchanged between the processes
     with processes.together():  # last: a calibration that cannot be measured is not kept
         if processes.is_first():
-            files.save(run.directory, step, calibration, tasks, sums)
+            files.save(saved.directory, step, calibration, tasks, sums)
     return Calibrated(
         step=step,
         method=method,

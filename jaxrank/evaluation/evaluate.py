@@ -1,5 +1,6 @@
 """Evaluates and predicts with a checkpoint of a run."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -223,30 +224,28 @@ def load_run(workdir: str | Path) -> SavedRun:
     return SavedRun(directory, workdirs.load_config(directory), workdirs.load_schema(directory))
 
 
-class Opened(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Opened:
     """A run whose checkpoints can be scored on all available devices, and the data to score.
 
-    store: with all features and its own table rows, unlike `split`.
-    cluster: the field `eval.cluster` of the run.
+    store: with all features and its own table rows.
+    view: `store` as the model reads it, with `split`.
     requests: how requests are scored.
-    losses: see `build.loss_names`.
     """
 
+    saved: SavedRun
     batch_size: int
     predictor: Predictor
     split: Split
     checkpoints: Checkpoints
     store: Store
-    directory: Path
-    untrained: tuple[str, ...]
-    cluster: str
+    view: Store
     requests: RequestSpec
-    losses: Mapping[str, str]
 
     def calibration(self, step: int) -> Calibration | None:
         """Reads the calibration of a checkpoint. See `calibration.files.load`."""
         sums = self.checkpoints.saved_checksums(step)["weights"]
-        return calibrations.load(self.directory, step, sums)
+        return calibrations.load(self.saved.directory, step, sums)
 
     def groups(self, by: str, *, is_limited: bool = True) -> slices.Groups | None:
         """Reads the columns to slice by, None if `by` is empty. See `slices.read_groups`."""
@@ -256,10 +255,20 @@ class Opened(NamedTuple):
 
     def clusters(self) -> slices.Clusters | None:
         """Reads the clusters of the run, if it has any. See `slices.read_clusters`."""
-        return slices.read_clusters(self.store, self._stored_split(), self.cluster)
+        return slices.read_clusters(
+            self.store, self._stored_split(), self.saved.config.eval.cluster
+        )
 
     def _stored_split(self) -> Split:
         return self.store.split(self.split.name)
+
+    def with_split(self, split: str, flag: str) -> "Opened":
+        """Returns the run with another split to score. Empty: its validation split.
+
+        Args:
+            flag: names the split in errors.
+        """
+        return dataclasses.replace(self, split=_open_split(self.saved, self.view, split, flag))
 
     def weights(self, step: int) -> Weights:
         """Restores the weights that predict from a checkpoint.
@@ -273,42 +282,50 @@ class Opened(NamedTuple):
 
 
 def open_run(
-    workdir: str,
-    *,
-    data: str = "",
-    split: str = "",
-    batch_size: int | None = None,
-    split_flag: str = "--split",
+    workdir: str, *, data: str = "", split: str = "", batch_size: int | None = None
 ) -> Opened:
-    """Opens a run and the data to score. See `evaluate` for arguments and errors.
+    """Opens a run and the data to score. See `evaluate` for arguments and errors."""
+    with processes.together():
+        run = load_run(workdir)
+    return open_saved(run, data=data, split=split, batch_size=batch_size)
 
-    split_flag: names the split in errors.
-    """
+
+def open_saved(
+    run: SavedRun, *, data: str = "", split: str = "", batch_size: int | None = None
+) -> Opened:
+    """Opens the data to score for a run that was loaded. See `open_run`."""
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size: must be at least 1: found {batch_size}.")
     with processes.together():
-        run = load_run(workdir)
-        stored = run.data(data).open()
-        store = run.view(stored)
-        name = split or run.config.data.valid
-        if name in ("", NEXT_DAY):
-            raise InputError(f"{split_flag}: must be set, because the run has no validation split.")
-        opened = store.split(name, split_flag if split else "data.valid")
-    processes.check_same(f"the data in {store.path}", f"{opened.fingerprint} {store.schema}")
+        store = run.data(data).open()
+        view = run.view(store)
+    opened = _open_split(run, view, split, "--split")
     processes.check_same(f"the run in {run.directory}", f"{run.config} {run.schema}")
 
     checkpoints = Checkpoints(run.directory, read_only=True)
     if not data:
-        run.check_training_data(store, checkpoints)
-    size = batch_size or run.config.eval.batch_size
-    left = untrained(run.config, run.schema)
-    cluster = run.config.eval.cluster
-    requests = request_spec(stored, run.config.eval.top_k, run.ranked)
-    predictor, directory = run.predictor(), run.directory
-    losses = loss_names(run.config.task_losses)
+        run.check_training_data(view, checkpoints)
     return Opened(
-        size, predictor, opened, checkpoints, stored, directory, left, cluster, requests, losses
+        saved=run,
+        batch_size=batch_size or run.config.eval.batch_size,
+        predictor=run.predictor(),
+        split=opened,
+        checkpoints=checkpoints,
+        store=store,
+        view=view,
+        requests=request_spec(store, run.config.eval.top_k, run.ranked),
     )
+
+
+def _open_split(run: SavedRun, store: Store, split: str, flag: str) -> Split:
+    """Opens a split of a store as the model reads it. See `Opened.with_split`."""
+    with processes.together():
+        name = split or run.config.data.valid
+        if name in ("", NEXT_DAY):
+            raise InputError(f"{flag}: must be set, because the run has no validation split.")
+        opened = store.split(name, flag if split else "data.valid")
+    processes.check_same(f"the data in {store.path}", f"{opened.fingerprint} {store.schema}")
+    return opened
 
 
 def evaluate(
@@ -362,7 +379,8 @@ def evaluate_opened(
         run.requests,
         calibration,
     )
-    schema = run.predictor.layout.schema
+    saved, schema = run.saved, run.predictor.layout.schema
+    left = untrained(saved.config, saved.schema)
     reference = scoring.reference(run.split, schema)
     evaluation = Evaluation(
         step=step,
@@ -377,9 +395,9 @@ def evaluate_opened(
         data=str(run.split.path),
         by=scores.slices._asdict() if scores.slices else None,
         untrained=tuple(
-            task.name for task in schema.tasks if task.name in {*run.untrained, *untrained_then}
+            task.name for task in schema.tasks if task.name in {*left, *untrained_then}
         ),
-        losses=run.losses,
+        losses=loss_names(saved.config.task_losses),
         intervals=scores.intervals,
         cluster=clusters.to_json() if clusters else None,
         requests=scores.requests,

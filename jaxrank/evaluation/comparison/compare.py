@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from ml_collections import ConfigDict
 
 from jaxrank import config_files
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
-from jaxrank.evaluation.evaluate import Opened, load_run, open_run
+from jaxrank.evaluation.evaluate import Opened, load_run, open_saved
 from jaxrank.evaluation.requests import NO_REQUESTS, Requests, RequestSpec
 from jaxrank.features import Task
 from jaxrank.metrics import exact, intervals
@@ -82,6 +83,7 @@ class ScoredRun(NamedTuple):
     """
 
     workdir: str
+    config: ConfigDict
     step: int
     checkpoint: str
     tasks: Mapping[str, Task]
@@ -95,7 +97,8 @@ class ScoredRun(NamedTuple):
     ) -> "ScoredRun":
         tasks = {task.name: task for task in run.predictor.layout.schema.tasks}
         checkpoint, ranked = run.checkpoints.directory(step), run.requests.ranked
-        return cls(workdir, step, checkpoint, tasks, run.split, scores, ranked)
+        config = run.saved.config
+        return cls(workdir, config, step, checkpoint, tasks, run.split, scores, ranked)
 
 
 def compare(
@@ -125,15 +128,14 @@ def compare(
     paths = [str(Path(workdir).resolve()) for workdir in workdirs]
     if len(set(paths)) < len(paths):
         raise InputError(f"RUN: each run must be given once: found {', '.join(workdirs)}.")
-    for workdir in workdirs:
-        load_run(workdir)  # before the first one is scored
-    opened = open_run(workdirs[0], data=data, split=split, batch_size=batch_size)
+    runs = [load_run(workdir) for workdir in workdirs]  # before the first one is scored
+    opened = open_saved(runs[0], data=data, split=split, batch_size=batch_size)
     rows = Rows.read(opened, by)
     scored: list[ScoredRun] = []
-    for workdir in workdirs:
+    for workdir, run in zip(workdirs, runs, strict=True):
         report(f"Scoring {workdir}")
         if scored:
-            opened = open_run(workdir, data=data, split=split, batch_size=batch_size)
+            opened = open_saved(run, data=data, split=split, batch_size=batch_size)
         scored.append(score(workdir, opened))
         if len(scored) > 1:
             check_rows(scored[0], scored[-1])
@@ -160,7 +162,7 @@ def compare_scored(
         {"workdir": s.workdir, "checkpoint": s.checkpoint, "step": s.step} | of_run
         for s, of_run in zip(scored, compared.runs, strict=True)
     ]
-    flat = [config_files.flatten(config_files.to_plain(load_run(s.workdir).config)) for s in scored]
+    flat = [config_files.flatten(config_files.to_plain(s.config)) for s in scored]
     fields = [
         {"field": field, "values": values} for field, *values in config_files.differing_fields(flat)
     ]
@@ -184,7 +186,7 @@ def score(workdir: str, run: Opened) -> ScoredRun:
     """
     scoring.check_labelled(run.split)
     step, (weights, calibration) = run.checkpoints.read(
-        load_run(workdir).default_checkpoint,
+        run.saved.default_checkpoint,
         lambda step: (run.weights(step), run.calibration(step)),
     )
     scores = scoring.score_all(run.predictor, weights, run.split, run.batch_size, calibration)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxrank.errors import InputError
 from jaxrank.evaluation.comparison import compare
-from jaxrank.evaluation.evaluate import Evaluation, evaluate_opened, load_run, open_run
+from jaxrank.evaluation.evaluate import Evaluation, evaluate_opened, load_run, open_saved
 from jaxrank.evaluation.gate.conditions import Condition, Span, check_metrics, parse_all
 
 
@@ -90,12 +90,12 @@ def judge(
     ranked = {name for run in runs for name in run.ranked}
     tasks = {task.name: task for task in shared}
     check_metrics(conditions, tasks, ranked, runs[-1].config.eval.top_k)
-    new = open_run(workdir, data=data, split=split, batch_size=batch_size)
+    new = open_saved(runs[-1], data=data, split=split, batch_size=batch_size)
     other = None
     if against:
         is_direct = runs[-1].data(data).is_direct
         store = data or ("" if is_direct else str(new.store.path))
-        other = open_run(against, data=store, split=new.split.name, batch_size=batch_size)
+        other = open_saved(runs[0], data=store, split=new.split.name, batch_size=batch_size)
     if not new.requests.column:
         check_metrics(conditions, tasks, ranked)
     rows = compare.Rows.read(new, by)
