@@ -295,7 +295,7 @@ def build(
     processes.check_devices(mesh)
     check_means()
     check_row_shards(mesh.shape[meshes.SHARD])
-    config, data = _open_data(config, directory, inherits_store, report)
+    config, data = open_data(config, directory, inherits_store, report)
     run_schedule = make_run_schedule(config, data.packed.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
     if num_steps:
@@ -395,7 +395,7 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainingData:
+class TrainingData:
     """The data that a run is trained on, and how it is scored.
 
     split: the training split.
@@ -411,10 +411,17 @@ class _TrainingData:
     metric: str
 
 
-def _open_data(
+def open_data(
     config: ConfigDict, directory: Path, inherits_store: bool, report: Report
-) -> tuple[ConfigDict, _TrainingData]:
-    """Opens the data of a run. Returns the config too, with a value in every field."""
+) -> tuple[ConfigDict, TrainingData]:
+    """Opens the data of a run. Returns the config too, with a value in every field.
+
+    Args:
+        inherits_store: see `inherits` of `workdir.data.locate`.
+
+    Raises:
+        InputError: the config does not fit the data.
+    """
     sections = config.data, config.features, config.source
     data = run_data.locate(*sections, directory, inherits=inherits_store)
     is_new = not files.has_checkpoint(directory)
@@ -428,10 +435,10 @@ def _open_data(
     packed = pack_split(config, split)
     check_requests(config, packed)
     packs.report_packs(packed, report)
-    return config, _TrainingData(store, split, packed, requests, metric)
+    return config, TrainingData(store, split, packed, requests, metric)
 
 
-def _open_monitor(config: ConfigDict, data: _TrainingData, report: Report) -> Monitor:
+def _open_monitor(config: ConfigDict, data: TrainingData, report: Report) -> Monitor:
     """Checks that the data can be trained and evaluated on, and makes the monitor.
 
     Raises:
@@ -466,7 +473,7 @@ def _open_monitor(config: ConfigDict, data: _TrainingData, report: Report) -> Mo
 
 def _place_tables(
     config: ConfigDict,
-    data: _TrainingData,
+    data: TrainingData,
     mesh: Mesh,
     directory: Path,
     steps: int,
@@ -494,7 +501,7 @@ def _place_tables(
 
 
 def _schedule_days(
-    config: ConfigDict, data: _TrainingData, first_steps: list[int], run_schedule: RunSchedule
+    config: ConfigDict, data: TrainingData, first_steps: list[int], run_schedule: RunSchedule
 ) -> RunSchedule:
     """Returns the schedule with the days that progressive validation evaluates.
 

@@ -13,14 +13,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import defaults
 from jaxrank import mesh as meshes
 from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time, substitute
 from jaxrank.aot.topology import Topology, topology
 from jaxrank.build import (
-    check_watched,
     make_run_schedule,
     make_step_spec,
     make_workload,
@@ -34,8 +32,6 @@ from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD
 from jaxrank.step import StepSpec
-from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import find_config
 
 # Smaller parts of a table may be moved whole through the fast memory of a core.
 _FAST_MEMORY = 128 * 2**20
@@ -90,7 +86,7 @@ def compile_slices(
 
     Args:
         names: slices, such as "v3-32", and GPUs, such as "h200-8".
-        workdir: of a run whose prepared data is read. May be empty, see `plan.open_data`.
+        workdir: of a run whose prepared data is read. May be empty, see `plan.load_inputs`.
         scaling: one of `validate.GROWTH` to estimate the time of a step, or empty. With weak
             scaling, `config.batch_size` applies to the slice with the fewest devices. GPUs are
             then compiled as their `scaling.substitute`.
@@ -108,9 +104,7 @@ def compile_slices(
         _absent_machine(machine, substitute(machine) if scaling else machine, **config.mesh)
         for machine in slices
     ]
-    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
-    data = plan.open_data(located, functools.partial(check_watched, config), report)
-    config = defaults.choose_unread(config, find_config(workdir), data.rows, data.schema, report)
+    config, data = plan.load_inputs(config, workdir, report)
     smallest = min((machine.topology for machine in machines), key=lambda t: t.devices)
     if scaling and slices[0].is_gpu:
         report(

@@ -1,7 +1,6 @@
 """A small case of a config: its model and features, small tables and random examples."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,10 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import defaults
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import check_watched, has_request_loss, make_model, make_step_spec, table_dims
+from jaxrank.build import has_request_loss, make_model, make_step_spec, table_dims
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.examples import Examples
@@ -26,8 +24,6 @@ from jaxrank.placement import plan
 from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.report import Report
 from jaxrank.step import model_inputs
-from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import find_config
 
 DEVICES = 8
 BATCH = 16 * DEVICES
@@ -130,10 +126,7 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
     """
     configs.check(config)
     check_means()
-    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
-    data = plan.open_data(located, functools.partial(check_watched, config), report)
-    older = find_config(workdir)
-    config = defaults.choose_unread(config, older, data.rows, data.schema, lambda _: None)
+    config, data = plan.load_inputs(config, workdir, report, reports_choices=False)
     with config.unlocked():
         config.batch_size, config.steps_per_execution = BATCH, STEPS
         config.data.shards, config.mesh.replicas, config.mesh.devices = DEVICES, 1, 0

@@ -74,9 +74,7 @@ def plan(
     if batches is not None and batches < 1:
         raise InputError(f"--batches: must be at least 1: found {batches}.")
     configs.check(config)
-    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
-    data = open_data(located, functools.partial(check_watched, config), report)
-    config = defaults.choose_unread(config, find_config(workdir), data.rows, data.schema, report)
+    config, data = load_inputs(config, workdir, report)
     lists = plan_list_room(config, data.split, data.schema, data.traffic.list_lengths, report)
     planner = PlacementPlanner(make_workload(config, data.schema, lists), data)
     cost = planner.cost(machine)
@@ -111,6 +109,25 @@ def _reported(batches: Iterator[Examples], count: int, report: Report) -> Iterat
         if done in quarters:
             report(f"replayed {done} of {count} batches")
         yield batch
+
+
+def load_inputs(
+    config: ConfigDict, workdir: str, report: Report, *, reports_choices: bool = True
+) -> tuple[ConfigDict, PlanInputs]:
+    """Opens the data of a config. Returns the config too, with a value in every field.
+
+    Args:
+        workdir: of a run, whose store is read if it exists. May be empty.
+        reports_choices: reports the values that were chosen, too.
+
+    Raises:
+        InputError: there is no data, or no metric has the name of `eval.metric`.
+    """
+    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
+    data = open_data(located, functools.partial(check_watched, config), report)
+    chosen = report if reports_choices else lambda _: None
+    older = find_config(workdir)
+    return defaults.choose_unread(config, older, data.rows, data.schema, chosen), data
 
 
 def open_data(

@@ -75,19 +75,16 @@ def _train_asynchronously(run: RunInput) -> Mapping[str, Any]:
 
 def _resolve(run: RunInput) -> Mapping[str, Any]:
     """Chooses the open fields of a config by its data, as a run does."""
-    from jaxrank import build, config_files, defaults
+    from jaxrank import build, config_files
+    from jaxrank import run as runs
     from jaxrank.data.spec import skip
-    from jaxrank.workdir import data
 
-    c = run.config
-    store = data.locate(c.data, c.features, c.source, run.directory / "train").prepare(print)
-    split = store.split(c.data.train, "data.train")
-    config = defaults.choose(c, defaults.measure_data(split, store.schema, c.data.order), print)
-    rows = build.pack_split(config, split).rows
-    num_steps = build.make_run_schedule(config, rows).num_steps
+    directory = run.directory / "train"
+    config, data = runs.open_data(run.config, directory, inherits_store=False, report=print)
+    num_steps = build.make_run_schedule(config, data.packed.rows).num_steps
     plain = config_files.to_plain(config)
-    values = {"config": plain, "rows": split.rows, "num_steps": num_steps}
-    return {"values": {**values, "features": skip.columns(store.schema)}}
+    values = {"config": plain, "rows": data.split.rows, "num_steps": num_steps}
+    return {"values": {**values, "features": skip.columns(data.store.schema)}}
 
 
 def _prepare(run: RunInput) -> Mapping[str, Any]:
