@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxrank.atomic import MARK
+from jaxrank.atomic import MARK, replacing
 from jaxrank.errors import RunError
 
 _MAX_FEATURES = 40  # per plot. Features with the largest values are shown
@@ -26,7 +26,8 @@ def _save(figure: Figure, path: str | Path) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         kind = "svg" if Path(path).suffix == ".svg" else "png"
         metadata = {"Creator" if kind == "svg" else "Software": MARK}
-        figure.savefig(Path(path), format=kind, dpi=120, metadata=metadata)
+        with replacing(Path(path)) as partial:
+            figure.savefig(partial, format=kind, dpi=120, metadata=metadata)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error}.") from error
 

@@ -75,6 +75,15 @@ def test_what_is_absent_is_not_drawn(monkeypatch):
     assert result == {"distinct values": ["c0"]}
 
 
-def test_a_picture_that_cannot_be_written_is_reported():
-    with pytest.raises(RunError, match="/dev/full: cannot be written"):
-        plots.draw_statistics({"train": statistics(2)}, "/dev/full")
+def test_a_picture_that_cannot_be_written_is_reported_and_leaves_the_one_before(
+    monkeypatch, tmp_path
+):
+    def full(figure, path, **settings):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(plots.Figure, "savefig", full)
+    (tmp_path / "s.png").write_text("before")
+    with pytest.raises(RunError, match=r"s\.png: cannot be written: No space"):
+        plots.draw_statistics({"train": statistics(2)}, tmp_path / "s.png")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 import jaxrank
 from jaxrank import config_files, json_files, renames
+from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
 from jaxrank.studies.execution.kinds import (
     DEVICES,
@@ -100,7 +101,8 @@ class Directories:
         store = self._store(spec, config)
         key = _digest({"config": config, **inputs})
         json_files.write(path / CONFIG, config)
-        (path / COMMAND).write_text(self._command_line(spec, store) + "\n")
+        with replacing(path / COMMAND) as partial:
+            partial.write_text(self._command_line(spec, store) + "\n")
         json_files.write(path / RUN, {"key": key, "store": store, "inputs": inputs})
 
     def read(self, spec: RunSpec) -> RunResult:
