@@ -85,7 +85,9 @@ def train(case: Case) -> Verdict:
     advice = "Pass `train` on to each layer that differs between training and prediction."
     is_random = not np.array_equal(first, second, equal_nan=True)
     dropout = case.config.model.get("dropout", 0.0)
-    if dropout and not is_random:
+    # A model of the user's own may give the name to a field of another meaning.
+    is_rate = isinstance(dropout, float) and 0 < dropout < 1
+    if is_rate and not is_random:
         return passes(False, f"dropout is {dropout}, but training draws no random numbers", advice)
     is_updated = any(
         not np.array_equal(a, b)

@@ -11,9 +11,11 @@ from jax import export
 from jaxrank.aot import devices as absent
 from jaxrank.aot.topology import topology
 from jaxrank.base_rates import neutral
+from jaxrank.build import model_fields
 from jaxrank.errors import InputError
 from jaxrank.export import dense_part as dense_parts
 from jaxrank.export.comparison.parity import MAX_DIFFERENCE
+from jaxrank.export.comparison.reference import rounds_factors
 from jaxrank.features import PAD
 from jaxrank.model_check.case import STEPS, Case
 from jaxrank.selftest.check import NOT_APPLICABLE, PASS, Verdict, passes
@@ -79,8 +81,8 @@ class Exports:
         return self._compare("ONNX", run(model, self._arrays)[1])
 
     def _compare(self, name: str, outputs: np.ndarray) -> Verdict:
-        precision = str(self._case.config.model.get("precision", ""))
-        tolerance = _ROUNDED if "bfloat16" in precision else MAX_DIFFERENCE
+        is_rounded = rounds_factors(model_fields(self._case.config.model))
+        tolerance = _ROUNDED if is_rounded else MAX_DIFFERENCE
         scale = max(float(np.abs(self._expected).max()), 1.0)
         difference = float(np.abs(outputs - self._expected).max()) / scale
         return passes(

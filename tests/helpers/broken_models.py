@@ -1,4 +1,4 @@
-"""Models that each break one property that `check-model` checks."""
+"""Models that each break a property that `check-model` checks, and one that breaks none."""
 
 import flax.linen as nn
 import jax
@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrank.models import Inputs, register
+from jaxrank.validate import field
 
 
 class Base(nn.Module):
@@ -91,3 +92,9 @@ class NeverUpdatesStatistics(Base):
 class HasOneOutputTooMany(Base):
     def outputs(self):
         return self.tasks + 1
+
+
+@register("gives_names_other_meanings")
+class GivesNamesOtherMeanings(Base):
+    dropout: str = "of lists"
+    precision: str = field("bfloat16", choices=("bfloat16", "int8"), help="of another device")

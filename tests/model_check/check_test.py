@@ -14,6 +14,7 @@ from runs import nothing
 
 from jaxrank import cli, config_files, extensions
 from jaxrank.errors import InputError
+from jaxrank.export.comparison.parity import MAX_DIFFERENCE
 from jaxrank.model_check import check
 from jaxrank.models import registry
 
@@ -100,6 +101,13 @@ def test_a_broken_model_fails_its_property(model, failed, message):
     (line,) = [line for line in text.splitlines() if line.startswith("FAIL")]
     assert re.search(f"FAIL +{failed} .*{message}", line), line
     assert check.summary(result).endswith(f"1 of {len(results)} properties failed: {failed}.")
+
+
+def test_a_model_may_give_names_of_others_other_meanings():
+    skip = [name for name in (*FUNCTIONS, *TRAINED) if name not in ("train", "export")]
+    results, result = statuses(config("gives_names_other_meanings"), skip)
+    assert results == {"train": "pass", "export": "pass"}
+    assert f"at most {MAX_DIFFERENCE:.0e}" in check.describe(result)
 
 
 def test_the_verb_prints_one_line_for_each_property(capsys):

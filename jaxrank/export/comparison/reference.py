@@ -76,8 +76,7 @@ class Reference:
     @property
     def rounds(self) -> bool:
         """True if the trained program rounds the factors of products to bfloat16."""
-        fields = model_fields(self._model)
-        return _has_precisions(fields) and fields["precision"] in _ROUNDING
+        return rounds_factors(model_fields(self._model))
 
     def logits(
         self,
@@ -110,6 +109,11 @@ class Reference:
         calibration = self._calibration, self._table_rows
         with closing(score(predictor, weights, held, size, *calibration)) as scores:
             return np.concatenate([scored.logits for scored in scores])
+
+
+def rounds_factors(fields: Mapping[str, Any]) -> bool:
+    """Returns True if a model with these fields rounds the factors of products to bfloat16."""
+    return _has_precisions(fields) and fields["precision"] in _ROUNDING
 
 
 def _has_precisions(fields: Mapping[str, Any]) -> bool:
