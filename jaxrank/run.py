@@ -55,7 +55,7 @@ from jaxrank.evaluation.requests import RequestSpec, request_spec
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Layout, ReplicatedRows
 from jaxrank.metrics.early_stopping import Monitor, make_monitor, monitored_tasks
-from jaxrank.metrics.registry import check_means
+from jaxrank.metrics.registry import check_means, metric_named
 from jaxrank.placement import decide
 from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report, format_bytes
@@ -763,14 +763,14 @@ def _check_metric(section: ConfigDict, name: str, split: Split) -> None:
     task, _, metric = name.rpartition("/")
     labels = split.statistics["tasks"][task]
     known, positives = labels["known"], labels["positives"]
+    is_equal, label = positives in (0, known), 1 if positives else 0
+    if labels.get("kind", "binary") != "binary":
+        is_equal, label = labels["min"] == labels["max"], labels["min"]
     actual = ""
     if not known:
         actual = "none that is known"
-    elif labels.get("kind", "binary") == "binary":
-        if metric in ("auc", "gauc", "normalized_entropy") and positives in (0, known):
-            actual = f"{known:,} labels, all {1 if positives else 0}"
-    elif metric.startswith("normalized_") and labels["min"] == labels["max"]:
-        actual = f"{known:,} labels, all {labels['min']:g}"
+    elif is_equal and metric_named(metric).needs_unequal_labels:
+        actual = f"{known:,} labels, all {label:g}"
     if actual:
         raise InputError(
             f"eval.metric: {name} must have labels that differ in split {split.name!r}, or it is"

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import re
@@ -5,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -697,6 +699,26 @@ def test_a_metric_that_decides_must_be_defined(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="click/auc must be defined .* split 'valid'.*Step 8 is sav"):
         train(c, tmp_path, report=nothing)
     assert Checkpoints(tmp_path, read_only=True).step() == 8
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "value"),
+    [
+        ("gauc", dict(known=7, positives=7), "7 labels, all 1"),
+        ("auc", dict(known=7, positives=6), ""),
+        ("logloss", dict(known=7, positives=0), ""),
+        ("logloss", dict(known=0, positives=0), "none that is known"),
+        ("normalized_deviance", dict(kind="count", known=7, positives=7, min=2, max=2), "all 2"),
+        ("normalized_deviance", dict(kind="count", known=7, positives=7, min=2, max=3), ""),
+        ("deviance", dict(kind="count", known=7, positives=7, min=2, max=2), ""),
+    ],
+)
+def test_a_metric_that_decides_must_have_the_labels_it_needs(metric, labels, value):
+    split = SimpleNamespace(has_statistics=True, statistics={"tasks": {"y": labels}}, name="valid")
+    section = default().eval
+    section.metric = f"y/{metric}"
+    with pytest.raises(InputError, match=value) if value else contextlib.nullcontext():
+        jobs._check_metric(section, section.metric, split)
 
 
 def test_weights_of_training_examples_must_not_all_be_0(tmp_path):

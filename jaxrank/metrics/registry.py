@@ -29,28 +29,30 @@ class Metric(NamedTuple):
     higher_is_better: direction of the metric.
     mean: maps (predictions, labels), arrays of NumPy or JAX, to an array of their shape. The metric
         is its weighted mean over examples. None: `exact` and `sums` compute the metric themselves.
+    needs_unequal_labels: whether the metric is undefined if all labels are equal.
     """
 
     name: str
     title: str
     higher_is_better: bool = False
     mean: Callable[[Any, Any], Any] | None = None
+    needs_unequal_labels: bool = False
 
 
 # By kind of task. The first metric is the loss of the task.
 METRICS: dict[str, tuple[Metric, ...]] = {
     "binary": (
         Metric("logloss", "logloss"),
-        Metric("auc", "AUC", higher_is_better=True),
-        Metric("normalized_entropy", "norm. entropy"),
+        Metric("auc", "AUC", higher_is_better=True, needs_unequal_labels=True),
+        Metric("normalized_entropy", "norm. entropy", needs_unequal_labels=True),
     ),
     "real": (
         Metric("squared_error", "squared error"),
-        Metric("normalized_squared_error", "normalized"),
+        Metric("normalized_squared_error", "normalized", needs_unequal_labels=True),
     ),
     "count": (
         Metric("deviance", "deviance"),
-        Metric("normalized_deviance", "normalized"),
+        Metric("normalized_deviance", "normalized", needs_unequal_labels=True),
     ),
 }
 
@@ -74,7 +76,7 @@ _RANKING = {
     "ndcg": Metric("ndcg", "NDCG", higher_is_better=True),
     "mrr": Metric("mrr", "MRR", higher_is_better=True),
     "recall": Metric("recall", "recall", higher_is_better=True),
-    "gauc": Metric("gauc", "GAUC", higher_is_better=True),
+    "gauc": Metric("gauc", "GAUC", higher_is_better=True, needs_unequal_labels=True),
 }
 
 
