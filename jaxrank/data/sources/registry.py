@@ -43,12 +43,25 @@ class Files:
         for split, named in self.files.items():
             files.check_named(named, f"{where}.files.{split}")
 
+    def paths(self) -> dict[str, list[str]]:
+        """Returns the files of each split."""
+        paths = {}
+        for name, at in self.files.items():
+            try:
+                paths[name] = files.find(at)
+            except files.MissingFile as error:
+                raise files.MissingFile(f"source.files.{name}: {error}") from error
+        return paths
+
 
 @dataclasses.dataclass(frozen=True)
 class Criteo(Files):
     """The format of Criteo's files: tab-separated, without a header."""
 
     kind: str = field("criteo", choices=("criteo",), help="Criteo's format")
+
+    def make(self, used: Collection[str]) -> "Source":
+        return TextSource(self.paths(), "\t", header=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +100,16 @@ class Csv(Files):
         require(delimiter not in '"\r\n', place, must, delimiter)
         self._check_null_values(f"{where}.null_values")
 
+    def make(self, used: Collection[str]) -> "Source":
+        return TextSource(
+            self.paths(),
+            self.delimiter,
+            header=True,
+            null_values=self.null_values,
+            escape=self.escape,
+            columns=self.columns,
+        )
+
     def _check_null_values(self, place: str) -> None:
         values = self.null_values
         longest = max(values, key=len, default="")
@@ -108,6 +131,9 @@ class Parquet(Files):
 
     kind: str = field("parquet", choices=("parquet",), help="Parquet")
 
+    def make(self, used: Collection[str]) -> ParquetSource:
+        return ParquetSource(self.paths(), used)
+
 
 @dataclasses.dataclass(frozen=True)
 class TFRecord(Files):
@@ -122,6 +148,9 @@ class TFRecord(Files):
         " records of the first file",
     )
 
+    def make(self, used: Collection[str]) -> "Source":
+        return TFRecordSource(self.paths(), self.columns)
+
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic(Arguments):
@@ -130,6 +159,11 @@ class Synthetic(Arguments):
     def check(self, where: str) -> None:
         super().check(where)
         _check_splits(self.rows, f"{where}.rows")
+
+    def make(self, used: Collection[str]) -> "SyntheticSource":
+        from jaxrank.data.synthetic.source import SyntheticSource  # imported only when needed
+
+        return SyntheticSource(self)
 
 
 KINDS: Mapping[str, type] = {
@@ -211,60 +245,27 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     Raises:
         InputError: an unknown kind or field, a missing file, or differing headers.
     """
-    section = _section(source)
-    if isinstance(section, Synthetic):
-        return _generated(section)
-    paths = _files(source, section)
-    if isinstance(section, Parquet):
-        return ParquetSource(paths, used)
-    if isinstance(section, TFRecord):
-        return TFRecordSource(paths, section.columns)
-    if isinstance(section, Criteo):
-        return TextSource(paths, "\t", header=False)
-    nulls = section.null_values
-    return TextSource(
-        paths,
-        section.delimiter,
-        header=True,
-        null_values=nulls,
-        escape=section.escape,
-        columns=section.columns,
-    )
+    return _section(source).make(used)
 
 
 def parquet_source(source: Mapping[str, Any]) -> ParquetSource:
     """Returns `make_source` for the kind "parquet"."""
-    return ParquetSource(_files(source, _section(source)))
+    return _section(source).make(())
 
 
 def synthetic_source(source: Mapping[str, Any]) -> "SyntheticSource":
     """Returns `make_source` for the kind "synthetic"."""
-    return _generated(_section(source))
-
-
-def _generated(section: Synthetic) -> "SyntheticSource":
-    from jaxrank.data.synthetic.source import SyntheticSource  # imported only when needed
-
-    return SyntheticSource(section)
+    return _section(source).make(())
 
 
 def _section(source: Mapping[str, Any]) -> Any:
     kind = source.get("kind")
     check_choice("source.kind", kind, KINDS)
-    return parse(KINDS[str(kind)], source, "source")
-
-
-def _files(source: Mapping[str, Any], section: Any) -> dict[str, list[str]]:
-    if not section.files:
+    section: Any = parse(KINDS[str(kind)], source, "source")
+    if isinstance(section, Files) and not section.files:
         must = "must be a dict of split names and files"
         raise InputError(f"source.files: {must}: found {source.get('files')!r}.")
-    paths = {}
-    for name, at in section.files.items():
-        try:
-            paths[name] = files.find(at)
-        except files.MissingFile as error:
-            raise files.MissingFile(f"source.files.{name}: {error}") from error
-    return paths
+    return section
 
 
 def _check_splits(names: Iterable[Any], where: str) -> None:
