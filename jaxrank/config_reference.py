@@ -8,12 +8,12 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxrank import optim, task_losses
+from jaxrank import extensions, optim, task_losses
 from jaxrank.config import Config
 from jaxrank.data.sources import registry
 from jaxrank.embedding import ROW_OPTIMIZERS
 from jaxrank.models.fields import SECTIONS
-from jaxrank.models.registry import RANKER
+from jaxrank.models.registry import MODEL
 from jaxrank.validate import field_default, field_rules
 
 _INTRODUCTION = """# Config reference
@@ -21,9 +21,6 @@ _INTRODUCTION = """# Config reference
 Written by `python -m jaxrank.config_reference > docs/config.md` from the declarations of fields.
 `jaxrank train --help-config` prints the same. A field without a default must be given.
 """
-
-
-_BUILT_IN_LOSSES = ("bce", "focal")  # those with settings
 
 
 class Section(NamedTuple):
@@ -109,9 +106,12 @@ def _is_section(value: Any, name: str) -> bool:
 
 
 def markdown() -> str:
-    """Returns the page docs/config.md, for the built-in models."""
+    """Returns the page docs/config.md, for the models and losses of this package."""
+    users = extensions.origins()
+    models = [name for name in SECTIONS if (MODEL, name) not in users]
+    losses = [name for name in task_losses.names() if (task_losses.LOSS, name) not in users]
     lines = [_INTRODUCTION]
-    for section in sections([RANKER], _BUILT_IN_LOSSES):
+    for section in sections(models, losses):
         summary = (section.declaration.__doc__ or "").strip().partition("\n")[0]
         lines += [f"## {section.title}", "", *([summary, ""] if summary else [])]
         lines += [

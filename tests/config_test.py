@@ -598,7 +598,10 @@ def test_a_config_of_a_version_without_names_of_models_is_that_of_the_ranker():
 
 def test_the_reference_in_the_docs_is_that_of_the_declarations():
     """After a change: python -m jaxrank.config_reference > docs/config.md"""
-    assert (ROOT / "docs" / "config.md").read_text() == config_reference.markdown()
+    text = config_reference.markdown()
+    assert (ROOT / "docs" / "config.md").read_text() == text
+    for name in ("ranker", "deepfm", "qnn", "listwise_softmax", "pairwise"):
+        assert f'name "{name}"\n' in text
 
 
 def test_a_field_that_contradicts_a_shipped_config_is_reported():
