@@ -53,6 +53,24 @@ class TableHistory(NamedTuple):
     newest: int
     by_event: bool
 
+    def to_state(self) -> dict[str, Any]:
+        """Returns the entry of a table in the manifest, with checksums of the arrays."""
+        return {
+            "last_days": counts_checksum(self.last_days),
+            "waiting": waiting_checksum(self.waiting),
+            "newest": self.newest,
+            "by_event": self.by_event,
+            "counted": {str(day): sums for day, sums in self.counted.items()},
+        }
+
+    @classmethod
+    def from_state(
+        cls, state: Mapping[str, Any], last_days: np.ndarray, waiting: pa.Table
+    ) -> "TableHistory":
+        """Reads an entry of the manifest. The checksums are not compared with the arrays."""
+        counted = {int(day): list(sums) for day, sums in state["counted"].items()}
+        return cls(last_days, waiting, counted, state["newest"], state["by_event"])
+
 
 class Changes(NamedTuple):
     """Numbers of ids after a day: rows that are kept, new and evicted, and ids that wait.
@@ -74,7 +92,7 @@ class Changes(NamedTuple):
     def lost_share(self) -> float:
         return self.lost / max(self.lookups, 1)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """Returns the entry of a table in the manifest."""
         return {**self._asdict(), "lost_share": self.lost_share}
 

@@ -25,7 +25,7 @@ from upath import UPath
 
 from jaxrank import validate
 from jaxrank.data import files
-from jaxrank.data.statistics.admission import TableHistory, waiting_checksum
+from jaxrank.data.statistics.admission import TableHistory
 from jaxrank.data.statistics.vocabulary import checksum, counts_checksum, read_file
 from jaxrank.data.store import manifest
 from jaxrank.data.store.split import Split
@@ -169,13 +169,11 @@ class Store:
         folder = self.path / "vocabulary"
         last_days = read_file(folder / f"{table}.arrow")["last_day"].to_numpy()
         waiting = read_file(folder / f"{table}.waiting")
-        for name, must, actual in (
-            ("arrow", entry["last_days"], counts_checksum(last_days)),
-            ("waiting", entry["waiting"], waiting_checksum(waiting)),
-        ):
-            _check_same(folder / f"{table}.{name}", must, actual)
-        counted = {int(day): list(sums) for day, sums in entry["counted"].items()}
-        return TableHistory(last_days, waiting, counted, entry["newest"], entry["by_event"])
+        history = TableHistory.from_state(entry, last_days, waiting)
+        actual = history.to_state()
+        for name, field in (("arrow", "last_days"), ("waiting", "waiting")):
+            _check_same(folder / f"{table}.{name}", entry[field], actual[field])
+        return history
 
     def extends(self, schema_table: Table) -> bool:
         """Returns True if rows of `schema_table` have the same meaning in this store.

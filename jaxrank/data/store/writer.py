@@ -15,7 +15,7 @@ import jaxrank
 from jaxrank.data import files
 from jaxrank.data.examples import Examples
 from jaxrank.data.lock import new_directory, remove_empty_directories
-from jaxrank.data.statistics.admission import Changes, TableHistory, waiting_checksum
+from jaxrank.data.statistics.admission import Changes, TableHistory
 from jaxrank.data.statistics.vocabulary import counts_checksum, write_file
 from jaxrank.data.store import manifest
 from jaxrank.data.store.block import block_checksum, to_arrow
@@ -187,15 +187,9 @@ class StoreWriter:
         waiting = history.waiting
         columns = (waiting[name].to_numpy() for name in ("count", "last_day"))
         write_file(directory / f"{table}.waiting", waiting["value"], *columns)
-        self._history[table] = {
-            "last_days": counts_checksum(history.last_days),
-            "waiting": waiting_checksum(waiting),
-            "newest": history.newest,
-            "by_event": history.by_event,
-            "counted": {str(day): sums for day, sums in history.counted.items()},
-        }
+        self._history[table] = history.to_state()
         if changes is not None:
-            self._history[table]["changes"] = changes.to_json()
+            self._history[table]["changes"] = changes.to_state()
 
     def write_rejected(self, lines: Sequence[str]) -> None:
         """Writes the skipped records, one line of JSON each."""
