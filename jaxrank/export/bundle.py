@@ -42,6 +42,7 @@ from jaxrank.step import Weights
 
 if TYPE_CHECKING:
     from jaxrank_serving.bundle import Bundle
+    from jaxrank_serving.signature import Signature
 
 PARITY_ROWS = 1000
 _WHOLE, _CHANGES = "whole", "changes"  # of a delta while it is written
@@ -148,7 +149,7 @@ def export_bundle(
             checked = check(bundle, source, weights, raw, key, tables, report)
             page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
             progress.renew("model_card.md", lambda path: path.write_bytes(page))
-            size = _write_manifest(folder, progress)
+            size = _write_manifest(folder, bundle.signature, progress)
             delta = None
             if base is not None:
                 delta = _write_delta(base, folder, partial)
@@ -341,14 +342,14 @@ def _write_onnx(part: dense_parts.DensePart, path: Path) -> str:
     return ""
 
 
-def _write_manifest(folder: Path, progress: Progress) -> int:
+def _write_manifest(folder: Path, signature: "Signature", progress: Progress) -> int:
     """Writes the manifest and returns the bytes of all files."""
     from jaxrank_serving import bundle
 
     files = {name: e for name, e in progress.entries().items() if e["bytes"] or name != _ONNX}
     tree = {
         "format": bundle.FORMAT,
-        "format_version": bundle.VERSION,
+        "format_version": bundle.format_version(signature),
         "base": None,  # checksum of the bundle that a delta changes
         "files": files,
     }

@@ -24,6 +24,7 @@ from jaxrank_serving.signature import Signature, parse, upgraded
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "jaxrank bundle", 3
 OLDEST = 1  # format version that is still read
+_WITHOUT_CORRECTIONS = 2
 _PIECE = 1 << 22  # bytes read at once for a checksum
 _CHECKSUM = "checksum"
 
@@ -97,6 +98,11 @@ def seal(tree: dict[str, Any]) -> str:
     """Returns the checksum of a manifest without its own checksum."""
     content = {key: value for key, value in tree.items() if key != _CHECKSUM}
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+def format_version(signature: Signature) -> int:
+    """Returns the oldest format whose programs read all parts of a signature."""
+    return VERSION if signature.calibration else _WITHOUT_CORRECTIONS
 
 
 def checksum(path: Path) -> str:

@@ -150,6 +150,8 @@ def test_a_bundle_of_a_calibrated_checkpoint_has_its_calibrated_scores(
     export_bundle(str(workdir), output=str(tmp_path / "out"), report=nothing)
     scorer = jaxrank_serving.load(tmp_path / "out")
     assert scorer.signature.origin["calibration"] == origin
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["format_version"] == (3 if by else 2)
     columns, coefficients = request_columns(scorer, raw(run)), None
     if by:
         features, _ = scorer.encode({}, columns)

@@ -87,7 +87,7 @@ def write_delta(base: "Bundle", target: "Bundle", folder: Path) -> DeltaSize:
     }
     tree = {
         "format": bundles.FORMAT,
-        "format_version": bundles.VERSION,
+        "format_version": bundles.format_version(target.signature),
         "base": base.version,
         "files": files,
     }
