@@ -15,7 +15,7 @@ import native_layers
 import numpy as np
 import pytest
 from checkout import HELPERS, ROOT
-from native_layers import PRECISIONS, assert_near, assert_same_bits, floats
+from native_layers import assert_near, assert_same_bits, floats
 from placed_tables import DIMS, SCHEMA, hot_rows
 from sharded import lookup, new_tables, partition_specs, update
 
@@ -344,7 +344,7 @@ def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
 
 
 @needs_layers
-@pytest.mark.parametrize(("examples", "precision"), zip([100, 5_000], PRECISIONS, strict=True))
+@pytest.mark.parametrize(("examples", "precision"), [(100, "highest"), (5_000, "bfloat16")])
 def test_a_product_of_several_is_that_product_alone(examples, precision):
     """The factors are on one device, or on one device each."""
     inputs = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
