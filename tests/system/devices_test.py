@@ -53,7 +53,11 @@ CASES = [
 ]
 # A case, steps, bits of floats, and the largest relative difference.
 RUNS = [
-    *(pytest.param(case, 40, 64, 1e-10, marks=pytest.mark.slow) for case in CASES),
+    (CASES[0], 8, 64, 1e-10),
+    *(
+        pytest.param(case, 8 if case[0] == "sgd" else 40, 64, 1e-10, marks=pytest.mark.slow)
+        for case in CASES[1:]
+    ),
     (("rowwise_adagrad", "rows", 4, 2, "batch norm"), 1, 32, 1e-5),
 ]
 
@@ -73,7 +77,6 @@ def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide
         with c.unlocked():
             c.model = default(model="own").model
         c.model.ids = ("a", "b")
-        c.model.dropout = 0.0  # Flax's masks depend on the number of devices
     else:
         c.model.cross_layers = 1
     # Buffers that are too small for some batches, so that there are rounds.
