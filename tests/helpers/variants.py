@@ -4,11 +4,13 @@ import functools
 
 import daily
 import histories
+import own_model  # noqa: F401  registers "own"
 import task_kinds
 import tiny
 from ml_collections import ConfigDict
 from runs import nothing, store_config
 
+from jaxrank.config import default
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import open_store
 from jaxrank.train import train
@@ -31,6 +33,7 @@ OF_TINY = {
         "eval.reduce_lr_patience": 1,
     },
     "warm start": {"seed": 5},
+    "own model": {"model": default(model="own").model},
 }
 # A run on whole requests, with fillers that batch norm must not count.
 REQUESTS = {
