@@ -1,6 +1,7 @@
 """Files that are complete whenever they exist under their name."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,12 @@ def replacing(path: Path, *, unique: bool = False, sync: bool = False) -> Iterat
     Args:
         unique: whether other processes may write the same `path` at the same time.
         sync: whether the content must be on the disk before the rename.
+
+    Raises:
+        OSError: `path` is a device or another thing that a file must not replace.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "is not a regular file, which could be replaced", str(path))
     mark = f".{os.getpid()}" if unique else ""
     partial = path.with_name(f".{path.name}{mark}.partial")
     try:

@@ -284,8 +284,8 @@ def build(
 
     Args:
         inherits_store: see `inherits` of `workdir.data.locate`.
-        num_steps: last step, for more steps than in the config with the same shapes. 0: the last
-            step of the config.
+        num_steps: last step of a run without evaluation, for more steps than in the config with the
+            same shapes. 0: the last step of the config.
 
     Raises:
         InputError: the config does not fit the data or the machine.
@@ -296,6 +296,8 @@ def build(
     check_means()
     check_row_shards(mesh.shape[meshes.SHARD])
     config, data = open_data(config, directory, inherits_store, report)
+    if num_steps:
+        config = without_evaluation(config)
     run_schedule = make_run_schedule(config, data.packed.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
     if num_steps:
@@ -385,7 +387,6 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
     """
     directory = files.directory(workdir)
     configs.check(config)
-    config = without_evaluation(config)
     with lock.locked(directory):
         older = files.find_config(directory)
         if older is not None:

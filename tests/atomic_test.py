@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,9 @@ with replacing(Path(sys.argv[1])) as partial:
 """
 
 
+NULL = Path("/dev/null")
+
+
 def test_a_killed_process_leaves_what_was_there_and_the_next_one_writes(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
@@ -51,3 +55,9 @@ def test_a_killed_process_leaves_what_was_there_and_the_next_one_writes(tmp_path
     with replacing(path) as partial:
         partial.write_text("after")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_device_is_never_replaced():
+    with pytest.raises(OSError, match="is not a regular file.*/dev/null"), replacing(NULL):
+        pass
+    assert NULL.is_char_device()
