@@ -24,6 +24,7 @@ from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, wo
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 RATE, TABLE_RATE = 0.01, 0.05
+WARMUP = 8  # steps
 
 
 @register("one_layer")
@@ -37,10 +38,10 @@ class OneLayer(nn.Module):
         return nn.Dense(self.tasks, name="head")(x)
 
 
-def constant_rates(config):
+def set_rates(config):
     config.optim.dense.base_learning_rate, config.optim.tables.base_learning_rate = RATE, TABLE_RATE
     for section in (config.optim.dense, config.optim.tables):
-        section.scaling = "none"
+        section.scaling, section.warmup_steps = "none", WARMUP
     return config
 
 
@@ -59,15 +60,16 @@ class Server:
 
     def push(self, grads, row_grads, read):
         self.step += 1
+        rise = min(1, self.step / WARMUP)  # by the server's step, not the step of the pull
         for name, grad in grads.items():
             self.mean[name] = 0.9 * self.mean[name] + 0.1 * grad
             self.square[name] = 0.999 * self.square[name] + 0.001 * grad**2
             mean = self.mean[name] / (1 - 0.9**self.step)
             square = self.square[name] / (1 - 0.999**self.step)
-            self.params[name] = self.params[name] - RATE * mean / (np.sqrt(square) + 1e-8)
+            self.params[name] = self.params[name] - rise * RATE * mean / (np.sqrt(square) + 1e-8)
         self.accumulator[read] += (row_grads[read] ** 2).mean(axis=1)
         scale = 1 / np.sqrt(self.accumulator[read] + 1e-7)
-        self.rows[read] -= TABLE_RATE * row_grads[read] * scale[:, None]
+        self.rows[read] -= rise * TABLE_RATE * row_grads[read] * scale[:, None]
 
 
 def gradients(params, vectors, batch, lay):
@@ -116,7 +118,7 @@ def simulated(server, lay, batches, order, workers):
 @pytest.mark.parametrize("workers", [3])
 def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
     steps, size = 12, 32
-    c = constant_rates(tiny.config(batch_size=size))
+    c = set_rates(tiny.config(batch_size=size))
     with c.unlocked():
         c.model = default("one_layer").model
     lay, mesh = examples.small_layout(), meshes.make_mesh(devices=1)

@@ -19,6 +19,7 @@ from jaxrank.features import PAD, RESERVED_ROWS, Table
 ENCODINGS = ("vocabulary", "hash", "integer")  # of tables that can start from vectors
 _SHOWN = 3  # values in a message
 _SLICE = 1 << 16  # values that are Python texts at once
+_MAX_SEEDS = 8  # of hashes; a collision of 64 bits is rare
 
 
 class RowVectors(NamedTuple):
@@ -150,11 +151,11 @@ def _vocabulary_rows(values: pa.ChunkedArray) -> Callable[[Column], np.ndarray]:
     It is built once for all batches, because `pyarrow.compute.index_in` hashes all values for each.
     Values are compared by 64-bit hashes: another text has a row with probability n / 2^64.
     """
-    seed = 0
-    hashes = _hashes(values, seed)
-    while len(np.unique(hashes)) < len(hashes):
-        seed += 1
+    # Other seeds resolve a collision, but not a value that a damaged vocabulary has twice.
+    for seed in range(_MAX_SEEDS):
         hashes = _hashes(values, seed)
+        if len(np.unique(hashes)) == len(hashes):
+            break
     order = np.argsort(hashes)
     hashes, rows = hashes[order], (order + RESERVED_ROWS).astype(np.int32)
 
