@@ -19,27 +19,28 @@ _WORD = r"[A-Za-z_][\w.]*!?"  # a name in a program
 _BRACKETS = (
     r"\[[^\[\]]*(\[.*)?\]|\([^()]*(\(.*)?\)|\{[^{}]*(\{.*)?\}"
     rf"|{_NAMES}\(.*\)"
-    # A name and brackets around several parts, or around other brackets. Not "Alien(1979)".
-    rf"|{_WORD}[\[({{][^\[\](){{}}]*,[^\[\](){{}}]*[\])}}]|(?:{_WORD})?<[^<>]*,[^<>]*>"
-    rf"|{_WORD}\({_SPACE}*[\[({{].*[\])}}](?:{_SPACE}*,{_SPACE}*\w+=[^()]*)?\)"
+    # A name and brackets around several parts. Not "Alien(1979)".
+    rf"|{_WORD}[\[({{][^\[\](){{}},]*,[^\[\](){{}}]*[\])}}]|(?:{_WORD})?<[^<>,]*,[^<>]*>"
     # An end is missing, as in a text that was cut, or the brackets are of two kinds.
     r"|[\[({][^\])}]*|[^\[({]*[\]}]|[\[({][^\[({]*[\])}]"
     rf"""|[bBuU]?'[^']*'({_SPACE}*[^\w\t\n\f\r '"]{_SPACE}*[bBuU]?'[^']*')*"""
     rf"""|[bBuU]?"[^"]*"({_SPACE}*[^\w\t\n\f\r '"]{_SPACE}*[bBuU]?"[^"]*")*"""
 )
-_WHOLE = re.compile(rf"{_SPACE}*({_BRACKETS}){_SPACE}*", re.ASCII | re.DOTALL)
-# Of a cell for one id: a number, nothing, other brackets or several parts.
-_LIST = re.compile(
-    rf"{_SPACE}*(?:{_WORD})?[\[({{<]{_SPACE}*(?:[-+]?[0-9][0-9.]*|[\[({{].*|.*[,'\"].*)?{_SPACE}*[\])}}>]"
-    rf"{_SPACE}*",
-    re.ASCII | re.DOTALL,
-)
+# Matched without the spaces around a cell. All patterns take time in proportion to its length, so
+# that no cell stops a server: two repeats of the same letter have another letter between them.
+_WHOLE = re.compile(_BRACKETS, re.ASCII | re.DOTALL)
+# A name and brackets around other brackets, and the last of these with a keyword after it.
+_CALL = re.compile(rf"{_WORD}\({_SPACE}*+[\[({{]", re.ASCII)
+_ARGUMENT = re.compile(rf"[\])}}]{_SPACE}*+,{_SPACE}*+\w++=", re.ASCII)
+_OPENING = re.compile(rf"(?:{_WORD})?[\[({{<]{_SPACE}*", re.ASCII)
+_DIGITS = re.compile(r"[-+]?[0-9][0-9.]*")
+_SPACES = "\t\n\f\r "
 _FIRST = "[({<'\" \t\n\f\r"
 _LAST = "])}>'\" \t\n\f\r"
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 _NULLS = ("NULL", "null", "None")
 _NAMED = re.compile(rf"{_WORD}(\(.*\)|\[.*\]|\{{.*\}}|<.*>)|(?=<)(<.*>)", re.ASCII | re.DOTALL)
-_KEYWORDS = re.compile(r"(,\s*\w+=[^,()\[\]{}]*)+$", re.ASCII)
+_KEYWORD = re.compile(r"\s*\w+=[^,()\[\]{}]*", re.ASCII)
 _CODE = re.compile(r"""[bBuUrR]{1,2}['"]|\w+(\.\w+)+\(""", re.ASCII)
 # A float of ast.literal_eval has lost the digits of a larger whole number.
 _MAX_EXACT_INTEGER = 2**53
@@ -48,20 +49,47 @@ _MAX_EXACT_INTEGER = 2**53
 def is_bracketed(cell: str) -> bool:
     """Returns True if a text is a bracketed list or a quoted id."""
     may_be = bool(cell) and (cell[0] in _FIRST or cell[-1] in _LAST)
-    return may_be and _WHOLE.fullmatch(cell) is not None
+    if not may_be:
+        return False
+    text = cell.strip(_SPACES)
+    return _WHOLE.fullmatch(text) is not None or _is_call(text)
+
+
+def _is_call(text: str) -> bool:
+    """Returns True for a name and brackets around other brackets, such as "f([1, 2], n=1)"."""
+    opening = _CALL.match(text)
+    if opening is None or text[-1] != ")":
+        return False
+    start, end = opening.end(), len(text) - 1
+    if start < end and text[end - 1] in "])}":
+        return True
+    # No keyword has round brackets, so that the last of them comes before it.
+    last = max(text.rfind("(", start, end), text.rfind(")", start, end), start)
+    return _ARGUMENT.search(text, last, end) is not None
+
+
+def may_have_list(text: str) -> bool:
+    """Returns False if joined cells have no closing bracket, as in most requests. It is cheap."""
+    return any(letter in text for letter in "])}>")
 
 
 def find_list(cells: Sequence[Any]) -> int | None:
     """Returns the index of the first text for a single id that is a bracketed list, or None."""
-    joined = "".join(cell for cell in cells if isinstance(cell, str))
-    if not any(letter in joined for letter in "])}>"):  # in most requests, and cheap
+    if not may_have_list("".join(cell for cell in cells if isinstance(cell, str))):
         return None
     lists = (i for i, cell in enumerate(cells) if isinstance(cell, str) and _is_list(cell))
     return next(lists, None)
 
 
 def _is_list(cell: str) -> bool:
-    return is_bracketed(cell) and _LIST.fullmatch(cell) is not None
+    """Returns True for brackets around a number, nothing, other brackets or several parts."""
+    text = cell.strip(_SPACES)
+    opening = _OPENING.match(text)
+    if opening is None or text[-1] not in "])}>" or not is_bracketed(cell):
+        return False
+    inner = text[opening.end() : -1].rstrip(_SPACES)
+    has_parts = inner[:1] in ("", *_PAIRS) or any(letter in inner for letter in ",'\"")
+    return has_parts or _DIGITS.fullmatch(inner) is not None
 
 
 def read(cell: str) -> list[str | None] | None:
@@ -93,8 +121,16 @@ def _without_name(text: str) -> str:
         return text
     inner = named[1] or named[2]
     if inner[0] in "(<":
-        inner = _KEYWORDS.sub("", inner[1:-1]).strip()
+        inner = _without_keywords(inner[1:-1]).strip()
     return inner
+
+
+def _without_keywords(text: str) -> str:
+    """Returns "[1, 2]" of "[1, 2], dtype=int64"."""
+    end = len(text)
+    while (comma := text.rfind(",", 0, end)) >= 0 and _KEYWORD.fullmatch(text, comma + 1, end):
+        end = comma
+    return text[:end]
 
 
 def _parse_json(text: str) -> Any:
@@ -109,7 +145,10 @@ def _texts(values: Any) -> list[str | None] | None:
             return None
         if isinstance(value, float) and abs(value) >= _MAX_EXACT_INTEGER:
             return None
-        result.append(None if value in (None, "") else str(value))
+        try:
+            result.append(None if value in (None, "") else str(value))
+        except ValueError:  # a hexadecimal number with more digits than Python prints
+            return None
     return result
 
 

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from jaxrank_serving import brackets as scorer
 
 from jaxrank.data.encode import brackets as preparation
@@ -44,6 +45,19 @@ PARTS += [
     "\x00",
 ]
 
+# A beginning, a repeated part and an end, of which a check in quadratic time takes minutes.
+LONG = [
+    ("", " ", "x"),
+    ("", " ", "]"),
+    ("x", " ", ")"),
+    ("", "[", ""),
+    ("", "(", ")"),
+    ("", ",", "]"),
+]
+LONG += [("", "'", "x"), ("", '"', ""), ("", "List(", ")"), ("<", ",", "> x"), ("f[", ",", "] x")]
+LONG += [("f([", "],b=", "() x)"), ("f([", "],b=", "()"), ("f([]", " ", "x)"), ("[", ",", "x")]
+LONG += [("[1", " ", "x]"), ("['a'", " , 'b'", "x"), ("List(1", ",a=1", ",)"), ("[0x", "f", "]")]
+
 
 def generated(count):
     r = random.Random(0)
@@ -68,6 +82,14 @@ def test_the_scorer_reads_brackets_as_the_preparation_does():
         assert [scorer.read(cell) for cell in cells] == lists
     assert sum(values is None for values in lists) > 500
     assert sum(bool(values) for values in lists) > 500
+
+
+@pytest.mark.parametrize(("beginning", "repeated", "end"), LONG)
+def test_a_long_cell_stops_neither_the_scorer_nor_the_preparation(beginning, repeated, end):
+    cell = beginning + repeated * (100_000 // len(repeated)) + end
+    assert scorer.is_bracketed(cell) == preparation.bracketed(pa.array([cell]))[0]
+    assert (scorer.find_list([cell]) == 0) == preparation.lists(pa.array([cell]))[0]
+    assert scorer.read(cell) == preparation.read(cell)
 
 
 def test_a_cell_is_in_brackets_whatever_the_cells_beside_it():

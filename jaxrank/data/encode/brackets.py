@@ -37,7 +37,7 @@ _LAST = np.frombuffer(b"])}>'\" \t\n\f\r", np.uint8)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 _NULLS = ("NULL", "null", "None")  # without quotes
 _NAMED = re.compile(rf"{_WORD}(\(.*\)|\[.*\]|\{{.*\}}|<.*>)|(?=<)(<.*>)", re.ASCII | re.DOTALL)
-_KEYWORDS = re.compile(r"(,\s*\w+=[^,()\[\]{}]*)+$", re.ASCII)
+_KEYWORD = re.compile(r"\s*\w+=[^,()\[\]{}]*", re.ASCII)
 _CODE = re.compile(r"""[bBuUrR]{1,2}['"]|\w+(\.\w+)+\(""", re.ASCII)
 # A float of ast.literal_eval has lost the digits of a larger whole number.
 _MAX_EXACT_INTEGER = 2**53
@@ -100,8 +100,16 @@ def _without_name(text: str) -> str:
         return text
     inner = named[1] or named[2]
     if inner[0] in "(<":
-        inner = _KEYWORDS.sub("", inner[1:-1]).strip()
+        inner = _without_keywords(inner[1:-1]).strip()
     return inner
+
+
+def _without_keywords(text: str) -> str:
+    """Returns "[1, 2]" of "[1, 2], dtype=int64"."""
+    end = len(text)
+    while (comma := text.rfind(",", 0, end)) >= 0 and _KEYWORD.fullmatch(text, comma + 1, end):
+        end = comma
+    return text[:end]
 
 
 def _parse_json(text: str) -> Any:
@@ -116,7 +124,10 @@ def _texts(values: Any) -> list[str | None] | None:
             return None
         if isinstance(value, float) and abs(value) >= _MAX_EXACT_INTEGER:
             return None
-        result.append(None if value in (None, "") else str(value))
+        try:
+            result.append(None if value in (None, "") else str(value))
+        except ValueError:  # a hexadecimal number with more digits than Python prints
+            return None
     return result
 
 
