@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from jaxrank_serving.brackets import find_list
+from jaxrank_serving.brackets import find_list, may_have_list
 from jaxrank_serving.derived.columns import DerivedColumns
 from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.index import Index
@@ -213,9 +213,11 @@ class Encoder:
     def _shared_lookups(self, columns: Mapping[str, Cells]) -> list[_Ids]:
         """Returns the texts of all plain features. Their types are checked together."""
         cells = [columns[entry.name] for entry in self._plain]
-        for entry, single in zip(self._plain, cells, strict=True):
-            _check_single_ids(entry, single)
-        types = set(map(type, itertools.chain.from_iterable(c.values for c in cells)))
+        values = list(itertools.chain.from_iterable(c.values for c in cells))
+        types = set(map(type, values))
+        if not types <= {str, type(None)} or may_have_list("".join(filter(None, values))):
+            for entry, single in zip(self._plain, cells, strict=True):
+                _check_single_ids(entry, single)
         if types <= {str}:
             names: list[Sequence[str]] = [c.values for c in cells]
         elif types <= {str, type(None)}:

@@ -258,6 +258,9 @@ def test_candidates_are_encoded_together_as_they_are_alone(tmp_path):
     assert counts["y"][:3] == [8, 2, 1]
     assert counts["z"][:3] == [8, 2, 0]
     assert counts["shared"][0] == counts["number"][0] == 1
+    bad = cells | {"y": cells["y"]._replace(values=["36", None, "", "[1, 2]", *columns["y"][4:]])}
+    with pytest.raises(RequestError, match=r"y: must be one id, not a list in brackets: .*1, 2"):
+        encoder.encode(bad | shared, 8)
 
 
 MEANINGS = {
