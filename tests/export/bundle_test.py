@@ -27,7 +27,10 @@ from jaxrank.calibration import files as calibrations
 from jaxrank.calibration.by_value import ByValue
 from jaxrank.calibration.maps import Calibration, LogitMap
 from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.rejects import BadRows
+from jaxrank.data.sources import text
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export import bundle as bundles
@@ -36,10 +39,11 @@ from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
 from jaxrank.export.card import card
 from jaxrank.export.comparison import parity
+from jaxrank.export.comparison.raw_rows import raw_rows
 from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
 from jaxrank.export.statistics import statistics
-from jaxrank.export.write import written
+from jaxrank.export.write import open_source, written
 from jaxrank.features import Task
 from jaxrank.metrics import exact
 
@@ -126,6 +130,27 @@ def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
     assert [o.name for o in scorer.signature.outputs] == ["click", "buy", "buy_given_click"]
     joint = scores["click"] * scores["buy_given_click"]
     np.testing.assert_allclose(joint, scores["buy"], rtol=1e-5)
+
+
+def test_rows_to_compare_are_collected_over_chunks(run, monkeypatch):
+    monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 64)
+    monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 40)
+    source = open_source(str(run / "run"), "newest", "")
+    spec = bundles.bundle_features(source)
+    users = [user or None for user in raw(run)["user"]]
+    del users[50]
+    encode = Encoder.encode
+
+    def rejected(encoder, chunk):
+        if 52 in chunk.rows:  # its line, after the header
+            raise BadRows(chunk, np.flatnonzero(chunk.rows == 52), "user", "good", "another")
+        return encode(encoder, chunk)
+
+    monkeypatch.setattr(Encoder, "encode", rejected)
+    for count, rows in ((100, 100), (1000, 299)):
+        result = raw_rows(source.run, source.store, spec, count, None)
+        assert result.batch.column("user").to_pylist() == users[:rows]
+        assert result.examples.rows == rows
 
 
 @pytest.mark.parametrize("by", [None, "item"])

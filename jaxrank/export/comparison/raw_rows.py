@@ -1,7 +1,7 @@
 """Raw rows of a run's data, and the same rows as preparation encodes them."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.derive import derive
 from jaxrank.data.encode.encoder import Encoder
-from jaxrank.data.examples import Examples
+from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.keyed_hash import Pseudonymise
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources.registry import make_source
+from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
@@ -60,7 +60,8 @@ def raw_rows(
     count: int,
     pseudonymise: Pseudonymise | None,
 ) -> RawRows:
-    """Reads the first valid rows of the run's validation split, or else of its training split.
+    """Reads the first `count` valid rows of the run's validation split, or else of its training
+    split. Returns fewer if it has fewer.
 
     Args:
         spec: resolved.
@@ -101,14 +102,35 @@ def raw_rows(
     def encoded(chunk: Chunk) -> Examples:
         return encoder.encode(derive(derived, chunk, spec.time_format) if derived else chunk)
 
+    batches: list[pa.RecordBatch] = []
+    parts: list[Examples] = []
+    for valid, examples in _valid_rows(source, split, encoded, count):
+        batch = valid.batch.select(columns)
+        if batches and batch.schema != batches[0].schema:  # files may differ in their types
+            break
+        batches.append(batch)
+        parts.append(examples)
+        if sum(part.rows for part in parts) >= count:
+            break
+    if not parts:
+        raise InputError(
+            f"split {split} of the run's raw data must have a valid row to compare predictions"
+            " with: found none."
+        )
+    rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0].slice(0, count)
+    return RawRows(rows, cut(join(parts), 0, rows.num_rows))
+
+
+def _valid_rows(
+    source: Source, split: str, encode: Callable[[Chunk], Examples], count: int
+) -> Iterator[tuple[Chunk, Examples]]:
+    """Yields the valid rows of a split and their examples, at most `count` at a time."""
     rejects = Rejects("skip", limit=10**9)
     for part in source.parts(split):
         for chunk in source.chunks(part, rejects):
-            first = Chunk(chunk.batch.slice(0, count), chunk.file, chunk.rows[:count])
-            valid, examples = rejects.attempt(first, encoded)
-            if examples is not None:
-                return RawRows(valid.batch.select(columns), examples)
-    raise InputError(
-        f"split {split} of the run's raw data must have a valid row to compare predictions with:"
-        " found none."
-    )
+            for start in range(0, chunk.batch.num_rows, count):
+                rows = chunk.rows[start : start + count]
+                piece = Chunk(chunk.batch.slice(start, count), chunk.file, rows)
+                valid, examples = rejects.attempt(piece, encode)
+                if examples is not None:
+                    yield valid, examples
