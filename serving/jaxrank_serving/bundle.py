@@ -161,14 +161,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         actual = tree.get("format") if isinstance(tree, dict) else tree
         raise BundleError(f"{file}: must be of the format {FORMAT!r}: found {actual!r:.80}.")
-    version = tree.get("format_version")
-    if type(version) is not int or not OLDEST <= version <= VERSION:
-        is_newer = type(version) is int and version > VERSION
-        hint = "Install a newer jaxrank-serving" if is_newer else "Export the model again"
-        raise BundleError(
-            f"{file}: must have a format_version of {OLDEST} to {VERSION}, which this program"
-            f" reads: found {version!r}. {hint}."
-        )
+    check_version(file, tree)
     must = seal(tree)
     if tree.get(_CHECKSUM) != must:
         raise BundleError(
@@ -177,20 +170,48 @@ def _manifest(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _files(path: Path, tree: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Checks the names and sizes of the files of a manifest."""
+def check_entries(file: Path, tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the files of a manifest {relative path: entry with bytes and checksum}.
+
+    Args:
+        file: the manifest, for messages.
+
+    Raises:
+        BundleError: an entry is incomplete, or a path may be outside of the bundle.
+    """
     entries = tree.get("files")
     if not isinstance(entries, dict):
-        raise BundleError(f"{path / MANIFEST}: files must be an object: found {entries!r:.80}.")
-    files = {}
+        raise BundleError(f"{file}: files must be an object: found {entries!r:.80}.")
     for name, entry in entries.items():
         if not isinstance(entry, dict) or not {"bytes", _CHECKSUM} <= entry.keys():
             raise BundleError(
-                f"{path / MANIFEST}: {name} must have bytes and a checksum: found {entry!r:.80}."
+                f"{file}: {name} must have bytes and a checksum: found {entry!r:.80}."
             )
-        parts = name.split("/")
-        if not all(re.fullmatch(r"[\w-][\w.-]*", part) for part in parts):
-            raise BundleError(f"{path}: a file must be within the bundle: found {name!r}.")
+        if not all(re.fullmatch(r"[\w-][\w.-]*", part) for part in name.split("/")):
+            raise BundleError(f"{file}: a file must be within the bundle: found {name!r}.")
+    return entries
+
+
+def check_version(file: Path, tree: dict[str, Any]) -> None:
+    """Checks that this program reads the format version of a manifest.
+
+    Raises:
+        BundleError: it is another version.
+    """
+    version = tree.get("format_version")
+    if type(version) is not int or not OLDEST <= version <= VERSION:
+        is_newer = type(version) is int and version > VERSION
+        hint = "Install a newer jaxrank-serving" if is_newer else "Export the model again"
+        raise BundleError(
+            f"{file}: must have a format_version of {OLDEST} to {VERSION}, which this program"
+            f" reads: found {version!r}. {hint}."
+        )
+
+
+def _files(path: Path, tree: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Checks the names and sizes of the files of a manifest."""
+    files = {}
+    for name, entry in check_entries(path / MANIFEST, tree).items():
         try:
             size = (path / name).stat().st_size
         except OSError as error:

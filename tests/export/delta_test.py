@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from every_feature import config, write
 from jaxrank_serving import BundleError, apply_delta
+from jaxrank_serving.bundle import checksum, seal
 from jaxrank_serving.delta import __main__ as delta_command
 from jaxrank_serving.delta import parts
 from runs import nothing, saved
@@ -19,6 +20,7 @@ from jaxrank.export import bundle as bundles
 from jaxrank.export.bundle import export_bundle
 from jaxrank.export.comparison import parity
 
+ENTRY = ("bytes", "checksum")  # of a file in a manifest
 VARIES = ("model.stablehlo", "model_card.md", "manifest.json")  # between two exports of one run
 
 
@@ -104,8 +106,6 @@ def edit_row(bundle, stack, row):
 
 def reseal(bundle):
     """Writes the manifest of a bundle that was edited."""
-    from jaxrank_serving.bundle import checksum, seal
-
     tree = json.loads((bundle / "manifest.json").read_text())
     for name, entry in tree["files"].items():
         entry["checksum"] = checksum(bundle / name)
@@ -154,6 +154,17 @@ def rewritten(name, edit):
     return damage
 
 
+def edited_target(edit):
+    """Changes the manifest of the result, with a right checksum."""
+
+    def change(content):
+        tree = json.loads(content)
+        edit(tree)
+        return json.dumps(tree | {"checksum": seal(tree)}).encode()
+
+    return rewritten("target.json", change)
+
+
 def occupied(folder, base, delta):
     (base.parent / "out").mkdir()
 
@@ -168,6 +179,21 @@ def occupied(folder, base, delta):
         (whole_bundle, "delta: must be a delta: found a whole bundle"),
         (occupied, "out: must not exist"),
         (rewritten("target.json", lambda content: b"{"), "target.json: must be a manifest"),
+        (edited_target(lambda tree: tree.pop("files")), "target.json: files must be an object"),
+        (
+            edited_target(lambda tree: tree.pop("format_version")),
+            "target.json: must have a format_version of 1 to 3.*found None",
+        ),
+        (
+            edited_target(lambda tree: tree["files"]["model_card.md"].pop("bytes")),
+            "target.json: model_card.md must have bytes and a checksum",
+        ),
+        (
+            edited_target(
+                lambda tree: tree["files"].update({"../outside/x": dict.fromkeys(ENTRY)})
+            ),
+            "target.json: a file must be within the bundle: found '../outside/x'",
+        ),
         (
             rewritten("tables/dim4.bin.rows", lambda content: content[8:] + content[:8]),
             "dim4.bin.rows: must have rising numbers of rows",

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank_serving.bundle import MANIFEST, Bundle, checksum, open_bundle, open_delta, seal
+from jaxrank_serving.bundle import (
+    MANIFEST,
+    Bundle,
+    check_entries,
+    check_version,
+    checksum,
+    open_bundle,
+    open_delta,
+    seal,
+)
 from jaxrank_serving.delta.parts import (
     ADDED,
     CHANGED,
@@ -76,8 +85,10 @@ def _target(path: Path, content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         target = None
     is_sealed = isinstance(target, dict) and target.get("checksum") == seal(target)
-    if not is_sealed or not isinstance(target.get("files"), dict):
+    if not is_sealed:
         raise BundleError(f"{path}: must be a manifest: found other content.")
+    check_version(path, target)
+    check_entries(path, target)
     return target
 
 
@@ -87,7 +98,7 @@ def _write(base: Bundle, delta: Any, target: dict[str, Any], folder: Path) -> No
     tables = {file.name: file for file in table_files(signature)}
     for name, entry in target["files"].items():
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if name in delta.files:
             shutil.copyfile(delta.file(name), path)
         elif name in tables and name + ROWS in delta.files:
