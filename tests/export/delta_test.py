@@ -1,7 +1,9 @@
 """A delta makes of its base the bundle that a whole export writes, bit for bit."""
 
 import errno
+import fcntl
 import json
+import os
 import shutil
 import sys
 
@@ -228,6 +230,19 @@ def test_the_command_applies_a_delta_and_reports_an_error_in_one_line(
     assert out.strip() == jaxrank_serving.load(output).bundle.version
     assert err.count("\n") == 1
     assert err.startswith("error: ")
+
+
+def test_files_of_a_process_that_was_killed_are_removed(folder, tmp_path):
+    for name in (".out.1.delta", ".out.2.delta", ".out.x.partial"):
+        (tmp_path / name / "tables").mkdir(parents=True)
+    descriptor = os.open(tmp_path / ".out.2.delta", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # a process that is running
+        apply_delta(folder / "old_bundle", folder / "delta", tmp_path / "out")
+    finally:
+        os.close(descriptor)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [".out.2.delta", ".out.x.partial", "out"]
 
 
 def test_a_delta_is_not_a_bundle(folder, tmp_path):

@@ -1,8 +1,11 @@
 """Applies a delta that `jaxrank export --since` wrote. `delta.__main__` is the command."""
 
+import contextlib
+import glob
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,11 @@ from jaxrank_serving.delta.parts import (
 from jaxrank_serving.errors import BundleError
 from jaxrank_serving.index import arrays
 from jaxrank_serving.signature import Signature, parse, upgraded
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
@@ -65,17 +73,48 @@ def apply_delta(base: str | Path, delta: str | Path, output: str | Path) -> str:
         )
     content = change.file(TARGET).read_bytes()
     target = _target(change.path / TARGET, content)
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had this id
-    partial.mkdir(parents=True)
-    try:
+    with _partial(output) as partial:
         _write(whole, change, target, partial)
         (partial / MANIFEST).write_bytes(content)
         version = open_bundle(partial).version
         os.rename(partial, output)
+    return version
+
+
+@contextlib.contextmanager
+def _partial(output: Path) -> Iterator[Path]:
+    """Creates a folder beside the output, and removes it at the end if it is still there.
+
+    The folder is locked meanwhile. One without a lock was left by a process that was killed, and
+    is removed.
+    """
+    for path in output.parent.glob(f".{glob.escape(output.name)}.[0-9]*.delta"):
+        with _locked(path) as is_left:
+            if is_left:
+                shutil.rmtree(path, ignore_errors=True)
+    partial = output.with_name(f".{output.name}.{os.getpid()}.delta")
+    partial.mkdir(parents=True)
+    try:
+        with _locked(partial):
+            yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return version
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Locks a folder. Yields False if another process has locked it, or it cannot be locked."""
+    if fcntl is None:
+        yield False
+        return
+    with contextlib.ExitStack() as stack:
+        is_locked = False
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        yield is_locked
 
 
 def _target(path: Path, content: bytes) -> dict[str, Any]:
