@@ -285,17 +285,22 @@ def open_run(
     workdir: str, *, data: str = "", split: str = "", batch_size: int | None = None
 ) -> Opened:
     """Opens a run and the data to score. See `evaluate` for arguments and errors."""
+    _check_batch_size(batch_size)  # before anything is read
     with processes.together():
         run = load_run(workdir)
     return open_saved(run, data=data, split=split, batch_size=batch_size)
+
+
+def _check_batch_size(batch_size: int | None) -> None:
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"--batch-size: must be at least 1: found {batch_size}.")
 
 
 def open_saved(
     run: SavedRun, *, data: str = "", split: str = "", batch_size: int | None = None
 ) -> Opened:
     """Opens the data to score for a run that was loaded. See `open_run`."""
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"--batch-size: must be at least 1: found {batch_size}.")
+    _check_batch_size(batch_size)
     with processes.together():
         store = run.data(data).open()
         view = run.view(store)

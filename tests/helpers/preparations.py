@@ -1,6 +1,7 @@
 """Prepares small CSV files."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,15 @@ def run(output, train, features=FEATURES, **options):
 def content(path):
     """Returns the content of every file below a directory, by name."""
     return {str(p.relative_to(path)): p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
+
+
+def lasting_content(path):
+    """Returns `content` of a store, without the modification times of its source files."""
+    result = content(path)
+    tree = json.loads(result.pop("manifest.json"))
+    del tree["checksum"]
+    tree["source_files"] = [[name, size] for name, size, _ in tree["source_files"]]
+    return result | {"manifest.json": tree}
 
 
 def small_units(monkeypatch):

@@ -10,10 +10,12 @@ from examples import stack_rows
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrank import config as configs
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, logical_rows
 from jaxrank.embedding.backends import tpu, xla
 
+_SETTINGS = ("init_std", "l2", "l2_scope", "clip_norm")
 # Compiled once per embedding. The entry holds the embedding, so that its id is not reused.
 _COMPILED: dict = {}
 
@@ -21,6 +23,8 @@ _COMPILED: dict = {}
 @functools.cache
 def embedding_class(platform):
     """Returns `Embedding` with the backend of a platform, on any devices.
+
+    Settings have the defaults of the config.
 
     platform: "gpu" uses XLA only, "gpu-kernel" uses the kernel of `gpu_kernel`.
     """
@@ -30,7 +34,12 @@ def embedding_class(platform):
         result = Embedding.vector_layout(self, stack)
         return dataclasses.replace(result, interpret=True) if kernel else result
 
+    def start(self, *args, **settings):
+        of_config = {name: getattr(configs.Embedding, name) for name in _SETTINGS}
+        Embedding.__init__(self, *args, **{**of_config, **settings})
+
     members = {"platform": name, "has_kernel": bool(kernel), "vector_layout": vector_layout}
+    members["__init__"] = start
     return type(f"On{platform}", (Embedding,), members)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from preparations import TASK, content, counted
+from preparations import TASK, content, counted, lasting_content
 from tfrecords import example, feature, framed
 
 from jaxrank.data.chunk import Chunk, numbered
@@ -314,7 +314,7 @@ def test_a_preparation_that_is_resumed_reports_what_the_whole_has(
     lines, _ = warned(source, tmp_path / "store", *args, runner=Local(1))
     assert read == [2, 2]
     assert lines == expected
-    assert content(tmp_path / "store") == content(tmp_path / "expected")
+    assert lasting_content(tmp_path / "store") == lasting_content(tmp_path / "expected")
 
 
 def test_what_was_done_beside_another_earlier_store_is_done_again(tmp_path, small_units):
