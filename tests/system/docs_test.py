@@ -1,10 +1,13 @@
 """The pages of docs/ and the README: generated tables, and links that lead somewhere."""
 
 import ast
+import dataclasses
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pages
@@ -13,9 +16,22 @@ import pytest
 import jaxrank
 from benchmarks import tables
 from jaxrank import flags
+from jaxrank.aot import report as compile_report
+from jaxrank.bench import report as bench_report
+from jaxrank.bench.advice import Throughput
+from jaxrank.data.drift.compare import Drift
 from jaxrank.evaluation import evaluate, report
+from jaxrank.evaluation.calibrate import Calibrated
+from jaxrank.evaluation.comparison.compare import Comparison
+from jaxrank.evaluation.follow import Followed
+from jaxrank.explain.importance import Importance
 from jaxrank.export import bundle, predict
+from jaxrank.model_check import check
+from jaxrank.placement import report as plan_report
+from jaxrank.selftest import report as selftest_report
 from jaxrank.studies import registry as studies
+from jaxrank.studies.execution import outcome
+from jaxrank.studies.study import Outcome
 from tools import diagrams, reference
 
 ROOT = Path(__file__).parent.parent.parent
@@ -160,6 +176,13 @@ def test_messages_that_the_page_explains_are_those_of_the_code():
     assert [piece for piece in pieces if piece not in everything] == []
 
 
+def documented_keys(page, title):
+    """Returns the names in the first column of the table under a heading."""
+    section = (ROOT / "docs" / page).read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
 @pytest.mark.parametrize(
     ("title", "fields"),
     [
@@ -170,9 +193,37 @@ def test_messages_that_the_page_explains_are_those_of_the_code():
     ],
 )
 def test_the_documented_keys_are_those_of_the_results(title, fields):
-    section = (ROOT / "docs/records.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(fields)
+    assert documented_keys("records.md", title) == set(fields)
+
+
+def keys_of(function):
+    """Returns the constant keys of the longest dictionary in a function."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    longest = max(dicts, key=lambda node: len(node.keys))
+    return {key.value for key in longest.keys if isinstance(key, ast.Constant)}
+
+
+@pytest.mark.parametrize(
+    ("title", "keys"),
+    [
+        ("bench", {*Throughput._fields, *keys_of(bench_report.to_json)}),
+        ("calibrate", Calibrated._fields),
+        ("compare", Comparison._fields),
+        ("compare-data", Drift._fields),
+        ("compile", keys_of(compile_report.to_json)),
+        (
+            "check-model --json and selftest",
+            keys_of(check.to_json) | keys_of(selftest_report.to_json),
+        ),
+        ("evaluate --follow", Followed._fields),
+        ("explain", Importance._fields),
+        ("plan", keys_of(plan_report.to_json)),
+        ("study", {*keys_of(outcome.write), *(f.name for f in dataclasses.fields(Outcome))}),
+    ],
+)
+def test_the_documented_keys_of_the_other_verbs_are_those_of_the_code(title, keys):
+    assert documented_keys("records_verbs.md", f"{title} --json") == set(keys)
 
 
 def test_the_documented_paths_are_those_of_the_server():
