@@ -19,6 +19,7 @@ from jaxrank.metrics.registry import CALIBRATION, NORMALIZED, TITLES, title_of
 _SHOWN = 20  # values of a column
 _SHOWN_IN_ORDER = 100  # values of a column of days, hours or buckets
 _MIN_SHOWN_SECONDS = 0.05  # seconds of a phase
+_FEW_CLUSTERS = 20  # below, intervals of differences covered 92% where 95% was meant
 _MISSING = "missing"
 _PROPER = frozenset(DEFAULT_OF_KIND.values())  # losses whose minimum is that of the metrics
 _LOSS_CAUSE = (
@@ -423,7 +424,10 @@ def cluster_line(
     if cluster is None:
         line = "95% intervals of independent examples"
         return f"{line}, and of independent requests by {requests['column']}" if requests else line
-    return f"95% intervals clustered by {cluster['column']} ({cluster['clusters']:,} values)"
+    line = f"95% intervals clustered by {cluster['column']} ({cluster['clusters']:,} values)"
+    if cluster["clusters"] < _FEW_CLUSTERS:
+        line += f"; with fewer than {_FEW_CLUSTERS}, those of differences may be a little short"
+    return line
 
 
 def reliability_panels(

@@ -164,6 +164,13 @@ def test_what_cannot_be_a_column_is_named(run, monkeypatch):
         slices.read_groups(store, split, "l")
 
 
+@pytest.mark.parametrize(("clusters", "says"), [(19, True), (20, False)])
+def test_the_line_of_few_clusters_says_so(clusters, says):
+    line = report.cluster_line({"column": "day", "clusters": clusters})
+    assert line.startswith(f"95% intervals clustered by day ({clusters} values)")
+    assert ("may be a little short" in line) == says
+
+
 @pytest.mark.parametrize("cluster", ["c11", "c0,c1"])
 def test_a_cluster_that_the_data_lack_is_rejected_before_training(cluster, store, tmp_path):
     c = store_config(store)
