@@ -538,22 +538,31 @@ def _compare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.evaluation.comparison import text
     from jaxrank.evaluation.comparison.compare import compare
 
+    panels = _curves(args.runs) if args.picture else []  # before the runs are scored
     settings = {name: getattr(args, name) for name in ("data", "split", "batch_size", "by")}
     result = compare(args.runs, **settings, report=report)
     report(text.describe(result))
     if args.picture:
         from jaxrank import plots
-        from jaxrank.run_report import collect, run_sections
 
-        runs = collect.distinct_names([collect.collect(run) for run in args.runs])
-        panels = run_sections.curve_panels(runs)
-        if not panels:
-            raise InputError(
-                "--picture: must be of runs with a metrics.jsonl: found no step in any."
-            )
         plots.draw_panels(panels, [args.picture])
         report(f"picture: {args.picture}")
     return result._asdict()
+
+
+def _curves(workdirs: list[str]) -> list[dict[str, Any]]:
+    """Returns the learning curves of runs in one picture.
+
+    Raises:
+        InputError: no run has steps.
+    """
+    from jaxrank.run_report import collect, run_sections
+
+    runs = collect.distinct_names([collect.collect(run) for run in workdirs])
+    panels = run_sections.curve_panels(runs)
+    if not panels:
+        raise InputError("--picture: must be of runs with a metrics.jsonl: found no step in any.")
+    return panels
 
 
 def _serve(args: argparse.Namespace, report: Callable) -> dict[str, Any]:

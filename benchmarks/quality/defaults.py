@@ -50,20 +50,29 @@ class Generated(NamedTuple):
     tables: tuple[int, ...] = tuple(TABLES)
 
 
-GENERATED = {
-    f"{rows // 1000} k rows, {rate:.1%} clicks, {'crosses' if crosses else 'linear'}": Generated(
-        rows, rate, crosses
-    )
-    for rows, rate in (
-        (5_000, 0.02),
-        (5_000, 0.5),
-        (40_000, 0.005),
-        (40_000, 0.1),
-        (200_000, 0.001),
-        (200_000, 0.1),
-    )
-    for crosses in (0.0, 0.4)
-} | {"40 k rows, 10.0% clicks, 18 features": Generated(40_000, 0.1, 0.0, tuple(MANY))}
+SIZES = (  # rows, and fraction of clicks
+    (5_000, 0.02),
+    (5_000, 0.5),
+    (40_000, 0.005),
+    (40_000, 0.1),
+    (200_000, 0.001),
+    (200_000, 0.1),
+)
+LARGE_SIZES = ((1_000_000, 0.005), (20_000_000, 0.005))
+
+
+def of_size(rows: int, rate: float) -> dict[str, Generated]:
+    """Returns a linear set and one with crosses, by name."""
+    return {
+        f"{rows // 1000} k rows, {rate:.1%} clicks, {kind}": Generated(rows, rate, crosses)
+        for kind, crosses in (("linear", 0.0), ("crosses", 0.4))
+    }
+
+
+GENERATED = {name: value for size in SIZES for name, value in of_size(*size).items()}
+GENERATED["40 k rows, 10.0% clicks, 18 features"] = Generated(40_000, 0.1, 0.0, tuple(MANY))
+# Hours: only if --only is the whole name.
+LARGE = {name: value for size in LARGE_SIZES for name, value in of_size(*size).items()}
 # Public sets, and whether the defaults were tuned on them.
 PUBLIC = {"avazu": True, "open_bandit": True, "criteo": True, "ml1m": False}
 
@@ -178,11 +187,15 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--results", type=Path, help="file to which results are appended")
     parser.add_argument("--commit", default="", help="commit named in the results")
-    parser.add_argument("--only", default="", help="sets whose names contain this")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="sets whose names contain this; a set of LARGE needs its whole name",
+    )
     args = parser.parse_args()
     makers: dict[str, Any] = {
         name: lambda place, seed, source=source: generated(source, seed)
-        for name, source in GENERATED.items()
+        for name, source in (GENERATED | LARGE).items()
     } | {
         f"{name}, {'tuned' if tuned else 'not tuned'}": (
             lambda place, seed, name=name: public(name, args.data, place, seed)
@@ -192,7 +205,7 @@ def main() -> None:
     print("| data | logloss of the regression | defaults | 95% interval |")
     print("| --- | ---: | ---: | ---: |")
     for name, config_of in makers.items():
-        if args.only not in name:
+        if args.only not in name or (name in LARGE and args.only != name):
             continue
         folder = args.workdir.absolute() / name.replace(" ", "_").replace(",", "").replace("%", "")
         seeds = range(args.first_seed, args.first_seed + args.seeds)

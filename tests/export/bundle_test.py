@@ -38,7 +38,7 @@ from jaxrank.export import dense_part as dense_parts
 from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
 from jaxrank.export.card import card
-from jaxrank.export.comparison import parity
+from jaxrank.export.comparison import check, parity
 from jaxrank.export.comparison.raw_rows import raw_rows
 from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
@@ -399,6 +399,16 @@ def test_threads_share_a_scorer(run, scorer):
         thread.join()
     assert len(results) == 20
     assert all(np.array_equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("valid", ["", "next_day"])
+def test_without_a_validation_split_the_cost_of_rounding_is_said_to_be_unknown(valid):
+    lines = []
+    source = SimpleNamespace(run=SimpleNamespace(config=ConfigDict({"data": {"valid": valid}})))
+    assert check._cost_of_rounding(source, None, "int8", lines.append) == {}
+    assert lines == [
+        f"The cost of int8 tables was not measured: data.valid is {valid!r}, and no split"
+    ]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 0.02), ("int8", 0.05)])

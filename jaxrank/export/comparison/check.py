@@ -1,11 +1,12 @@
 """Compares a bundle with the trained program, and reports its latency and the cost of rounding."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxrank.data.examples import Examples
 from jaxrank.export.comparison import parity
 from jaxrank.export.comparison.raw_rows import RawRows
 from jaxrank.export.comparison.reference import Reference, first_examples
@@ -75,16 +76,30 @@ def check(
                 f"{count:,} candidates: p50 {times['p50_ms']:.2f} ms, p99 {times['p99_ms']:.2f} ms"
             )
     rounding = {}
-    valid = run.config.data.valid
-    if tables != "float32" and valid not in ("", NEXT_DAY):
-        split = source.store.split(valid, "data.valid")
-        examples = first_examples(split.blocks(), _SCORED_ROWS)
-        labelled = predicted(examples)
-        rounding = parity.cost_of_rounding(labelled, examples, run.schema, tables, run.ranked)
-        for task, changes in rounding.items():
-            shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
-            report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")
+    if tables != "float32":
+        rounding = _cost_of_rounding(source, predicted, tables, report)
     return Checked(compared, latency, rounding)
+
+
+def _cost_of_rounding(
+    source: Source, predicted: Callable[[Examples], Reference], tables: str, report: Report
+) -> dict[str, dict[str, float]]:
+    """Returns the change of metrics by rounded tables on validation examples, by task."""
+    run, valid = source.run, source.run.config.data.valid
+    if valid in ("", NEXT_DAY):
+        report(
+            f"The cost of {tables} tables was not measured: data.valid is {valid!r}, and no split"
+        )
+        return {}
+    split = source.store.split(valid, "data.valid")
+    examples = first_examples(split.blocks(), _SCORED_ROWS)
+    rounding = parity.cost_of_rounding(
+        predicted(examples), examples, run.schema, tables, run.ranked
+    )
+    for task, changes in rounding.items():
+        shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
+        report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")
+    return rounding
 
 
 def load_stablehlo(bundle: "Bundle") -> "DensePart":
