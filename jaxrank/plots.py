@@ -194,6 +194,7 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
         x, y, color = series["x"], series["y"], series["color"] or f"C{i}"
         if series["style"] == "bars":
             axes.bar(x, y, label=series["label"], color=color)
+            axes.margins(y=0.3)  # room for the legend
             continue
         line = {"line": "o-", "dashed": "o--", "points": "o"}[series["style"]]
         axes.plot(x, y, line, label=series["label"], color=color, alpha=0.8, markersize=4)
@@ -210,6 +211,7 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
     axes.set_ylabel(panel["y_label"])
     axes.set_title(panel["title"])
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     if any(series["label"] for series in panel["series"]):
         axes.legend()
 

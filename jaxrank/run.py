@@ -459,7 +459,7 @@ def _open_monitor(config: ConfigDict, data: TrainingData, report: Report) -> Mon
     if valid:
         metric = data.metric.rpartition("/")[2]
         for task in monitored_tasks(trained, data.metric, ranked):
-            _check_metric(config.eval, f"{task}/{metric}", evaluated)
+            _check_metric(config.eval, f"{task}/{metric}", split, evaluated)
         _report_undefined(evaluated, report)
     others = ("every_steps", "batch_size", "cluster", "top_k")
     settings = {k: v for k, v in config.eval.items() if k not in others}
@@ -755,13 +755,18 @@ def _report_undefined(split: Split, report: Report) -> None:
         report(f"All weights of known labels are 0 in {split.path}: its metrics are undefined")
 
 
-def _check_metric(section: ConfigDict, name: str, split: Split) -> None:
-    """Rejects a watched metric that is undefined for the labels of the split."""
-    if not split.has_statistics or not (
-        section.metric or section.early_stopping_patience or section.reduce_lr_patience
-    ):
+def _check_metric(section: ConfigDict, name: str, trained_on: Split, split: Split) -> None:
+    """Rejects a watched metric of a task without training labels, or undefined in the split."""
+    if not (section.metric or section.early_stopping_patience or section.reduce_lr_patience):
         return
     task, _, metric = name.rpartition("/")
+    if reason := scoring.unlabelled_tasks(trained_on).get(task):
+        raise InputError(
+            f"eval.metric: must be of a task that is trained: found {name}. {reason}. Choose"
+            " another metric."
+        )
+    if not split.has_statistics:
+        return
     labels = split.statistics["tasks"][task]
     known, positives = labels["known"], labels["positives"]
     is_equal, label = positives in (0, known), 1 if positives else 0

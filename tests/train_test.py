@@ -701,6 +701,13 @@ def test_a_metric_that_decides_must_be_defined(tmp_path, monkeypatch):
     assert Checkpoints(tmp_path, read_only=True).step() == 8
 
 
+TRAINED_ON = SimpleNamespace(
+    has_statistics=True,
+    statistics={"tasks": {"y": {"known": 7}, "buy": {"known": 0}}},
+    path="train",
+)
+
+
 @pytest.mark.parametrize(
     ("metric", "labels", "value"),
     [
@@ -718,7 +725,16 @@ def test_a_metric_that_decides_must_have_the_labels_it_needs(metric, labels, val
     section = default().eval
     section.metric = f"y/{metric}"
     with pytest.raises(InputError, match=value) if value else contextlib.nullcontext():
-        jobs._check_metric(section, section.metric, split)
+        jobs._check_metric(section, section.metric, TRAINED_ON, split)
+
+
+def test_a_metric_that_decides_must_be_of_a_task_with_training_labels():
+    section = default().eval
+    section.metric = "buy/logloss"
+    with pytest.raises(
+        InputError, match="eval.metric: must be of a task that is trained.*buy is k"
+    ):
+        jobs._check_metric(section, section.metric, TRAINED_ON, TRAINED_ON)
 
 
 def test_weights_of_training_examples_must_not_all_be_0(tmp_path):

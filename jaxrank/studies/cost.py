@@ -1,9 +1,7 @@
 """Throughput and cost of machines, measured here and estimated, by a table of prices."""
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrank import config_files
@@ -22,6 +20,7 @@ from jaxrank.studies.study import (
     Series,
     Study,
     Table,
+    short_name,
 )
 from jaxrank.validate import field
 
@@ -31,7 +30,6 @@ _COLUMNS = (
 )
 _RATES, _THROUGHPUT = "rates and prices", "throughput and cost"
 _MEASURED, _ESTIMATED, _EXTRAPOLATED = "measured", "estimated", "extrapolated"
-_MAIN = "config"  # name of the config of the study
 _COLORS = {_MEASURED: "C0", _ESTIMATED: "C1", _EXTRAPOLATED: "C7"}
 
 
@@ -95,7 +93,7 @@ def runs(context: Context) -> Runs:
     rows = [_row(r, machine, estimated) for r in results if r.is_done]
     if present["platform"] == "cpu":
         rows += [_cluster(row, options, machine) for row in rows if row.machine.how == _MEASURED]
-    rows.sort(key=lambda row: row.model != _MAIN)
+    rows.sort(key=lambda row: row.model != context.name)
     return Outcome(
         Table(_COLUMNS, [*_rate_rows(prices), *_throughput_rows(rows)]),
         _panels(rows),
@@ -110,25 +108,20 @@ def _models(context: Context) -> list[_Model]:
         InputError: another config cannot be loaded or lacks a field of the command line, or two
             configs have one name.
     """
-    models = {_MAIN: _Model(_MAIN, "", config_files.to_plain(context.config))}
+    models = {context.name: _Model(context.name, "", config_files.to_plain(context.config))}
     for path in context.options.other_configs:
         try:
             config = config_files.load(path, context.overrides)
         except InputError as error:
             text = str(error).removeprefix("--config: ")
             raise InputError(f"--other-configs: {path}: {text}") from error
-        model = _Model(_stem(path), path, config_files.to_plain(config))
+        model = _Model(short_name(path), path, config_files.to_plain(config))
         if models.setdefault(model.name, model) is not model:
             raise InputError(
-                f"--other-configs: must be files of different names, and none {_MAIN}.py: found"
-                f" {path!r}. Rename the file."
+                "--other-configs: must be files of different names, and none"
+                f" {context.name}.py: found {path!r}. Rename the file."
             )
     return list(models.values())
-
-
-def _stem(path: str) -> str:
-    """Returns the name of a config, such as "heavy" of configs/heavy.py:small."""
-    return re.sub(r"[^\w.,=+-]", "_", Path(path.partition(".py:")[0]).stem)
 
 
 def _priced(machine: Topology, prices: Prices) -> _Machine:
@@ -271,9 +264,9 @@ def _throughput_rows(rows: Sequence[_Row]) -> list[tuple[Any, ...]]:
 
 def _panels(rows: Sequence[_Row]) -> list[Panel]:
     panels = []
-    for title, value in (
-        ("Throughput, examples/s", lambda row: row.rate),
-        ("Million examples per $", lambda row: row.per_dollar / 1e6),
+    for title, scale, value in (
+        ("Throughput, examples/s", "log", lambda row: row.rate),
+        ("Million examples per $", "linear", lambda row: row.per_dollar / 1e6),
     ):
         series = []
         for how, color in _COLORS.items():
@@ -282,7 +275,7 @@ def _panels(rows: Sequence[_Row]) -> list[Panel]:
             if chosen:
                 values = [value(row) for row in chosen]
                 series.append(Series(how, labels, values, style="bars", color=color))
-        panels.append(Panel(title, "", title.rpartition(",")[2].strip(), series))
+        panels.append(Panel(title, "", title.rpartition(",")[2].strip(), series, y_scale=scale))
     return panels
 
 

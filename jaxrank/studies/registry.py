@@ -15,7 +15,7 @@ from jaxrank.errors import InputError, StoppedError
 from jaxrank.report import Report
 from jaxrank.studies.execution import executor
 from jaxrank.studies.execution import outcome as outcomes
-from jaxrank.studies.execution.directories import Directories, command_overrides
+from jaxrank.studies.execution.directories import Directories, command_overrides, config_name
 from jaxrank.studies.execution.executor import WORKER
 from jaxrank.studies.study import DEVICES, Context, Outcome, RunResult, Study, Table
 from jaxrank.validate import check_choice, field_default, field_rules, parse
@@ -191,7 +191,7 @@ def run(
     """
     outcomes.check_directory(workdir, study.name)
     directories = Directories(config, workdir, command)
-    context = Context(config, options, report, command_overrides(command))
+    context = Context(config, options, report, command_overrides(command), config_name(command))
     failed: dict[str, RunResult] = {}
     try:
         with executor.opened(

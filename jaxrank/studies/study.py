@@ -15,7 +15,9 @@ and returns an `Outcome`.
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
@@ -154,12 +156,14 @@ class Context:
         data. They may change `features.skip`.
     options: an instance of `Study.options`.
     overrides: what the command line set in the config, for other configs to set too.
+    name: of the config, for tables and pictures.
     """
 
     config: ConfigDict
     options: Any
     report: Report
     overrides: Sequence[str] = ()
+    name: str = "config"
 
 
 Runs: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunResult], Outcome]
@@ -178,6 +182,11 @@ class Study:
     help: str
     options: type
     runs: Callable[[Context], Runs]
+
+
+def short_name(path: str) -> str:
+    """Returns the name of a config, such as "heavy" of configs/heavy.py:small."""
+    return re.sub(r"[^\w.,=+-]", "_", Path(path.partition(".py:")[0]).stem)
 
 
 def first_metrics(results: Sequence[RunResult], count: int = 2) -> list[str]:

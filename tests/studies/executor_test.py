@@ -20,7 +20,7 @@ from checkout import HELPERS, ROOT, TINY
 from jaxrank import cli, extensions
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.studies import registry
-from jaxrank.studies.execution.directories import Directories
+from jaxrank.studies.execution.directories import Directories, config_name
 from jaxrank.studies.execution.executor import Executor, opened
 from jaxrank.studies.study import Outcome, Panel, RunSpec, Series, Study, Table
 from jaxrank.validate import field
@@ -246,6 +246,17 @@ def test_several_jobs_do_not_share_an_accelerator(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_PLATFORM", "cpu")  # the workdir is used on another machine
     executed(workdir, log, jobs=2, count=1)
     assert names(log) == ["run-0"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["--models=a.py", "--config=configs/heavy.py:small", "--config.seed=1"], "heavy"),
+        ([], "config"),
+    ],
+)
+def test_a_study_names_its_config_by_its_file(command, name):
+    assert config_name(command) == name
 
 
 def test_an_option_named_like_a_flag_of_every_study_is_an_error(monkeypatch):

@@ -29,7 +29,7 @@ from jaxrank.studies.execution.kinds import (
     WITHOUT_DATA,
 )
 from jaxrank.studies.execution.worker import COMMAND, CONFIG, LOG, RESULT, RUN
-from jaxrank.studies.study import RunResult, RunSpec
+from jaxrank.studies.study import RunResult, RunSpec, short_name
 from jaxrank.workdir import user_code
 
 
@@ -167,6 +167,12 @@ def command_overrides(command: Sequence[str]) -> Sequence[str]:
     """Returns the overrides of a config among the arguments that give it; see `Directories`."""
     names = [argument.partition("=")[0] for argument in command]
     return command[names.index("--config") + 1 :] if "--config" in names else ()
+
+
+def config_name(command: Sequence[str]) -> str:
+    """Returns the name of the config among the arguments that give it, by default "config"."""
+    paths = [a.partition("=")[2] for a in command if a.startswith("--config=")]
+    return short_name(paths[0]) if paths else "config"
 
 
 def _stored(config: Mapping[str, Any]) -> tuple[Any, Any]:
