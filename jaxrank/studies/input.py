@@ -23,6 +23,7 @@ _NO_COMPRESSION = "none"  # in options, where an entry must not be empty
 _BLOCK = 8192  # examples of a block, as `prepare` writes it
 # One thread of the training process, which makes a batch when the step asks for it.
 _NAIVE = {"data.num_workers": 0, "data.prefetch_batches": 0}
+_NAIVE_RUN = "naive"
 _BEST = 1.02  # ratio by which another value must be faster than that of the config
 _COLUMNS = (
     *("setting", "value", "input alone, examples/s", "over naive"),
@@ -98,15 +99,9 @@ def runs(context: Context) -> Runs:
 
     # Batches that are made ahead help only beside a step, so these runs train.
     ahead = dict.fromkeys((data.prefetch_batches, *options.prefetch))
-    seconds = {"seconds": options.seconds}
-    specs = [RunSpec("bench-naive", naive_overrides, "bench", seconds)]
-    specs += [
-        RunSpec(f"bench-prefetch-{n}", chosen | {"data.prefetch_batches": n}, "bench", seconds)
-        for n in ahead
-    ]
-    before, *after = yield specs
-    trained = {n: _rate(result) for n, result in zip(ahead, after, strict=True)}
-    rows[0] = rows[0]._replace(training_rate=_rate(before))
+    values = {n: chosen | {"data.prefetch_batches": n} for n in ahead}
+    trained = yield from _rates({_NAIVE_RUN: naive_overrides} | values, options, kind="bench")
+    rows[0] = rows[0]._replace(training_rate=trained.pop(_NAIVE_RUN))
     rows += [_Row("prefetch", n, training_rate=rate) for n, rate in trained.items()]
     chosen["data.prefetch_batches"] = _fastest(trained, data.prefetch_batches)
     sizes = {s: r.values["bytes"] / max(1, r.values["rows"]) for s, r in stored.items()}
@@ -128,29 +123,32 @@ def _store_overrides(prepared: RunResult) -> dict[str, Any]:
 
 
 def _rates(
-    values: Mapping[Any, Mapping[str, Any]], options: Options
+    values: Mapping[Any, Mapping[str, Any]], options: Options, kind: str = "input"
 ) -> Generator[Sequence[RunSpec], Sequence[RunResult], dict[Any, float | None]]:
-    """Measures the input alone. The values take turns, because the load of a machine varies.
+    """Measures the values in turns, because the load of a machine varies.
 
     Args:
         values: {value: overrides}.
+        kind: "input" for the input alone, "bench" for training.
     """
     seconds = {"seconds": options.seconds}
     rounds = []
     for turn in range(options.repeats):
-        names = [f"input-{_name(value, o)}-{turn}" for value, o in values.items()]
+        names = [f"{kind}-{_name(kind, value, o)}-{turn}" for value, o in values.items()]
         overrides = zip(names, values.values(), strict=True)
-        results = yield [RunSpec(name, dict(o), "input", seconds) for name, o in overrides]
+        results = yield [RunSpec(name, dict(o), kind, seconds) for name, o in overrides]
         rounds.append([_rate(result) for result in results])
     measured = [[rate for rate in rates if rate] for rates in zip(*rounds, strict=True)]
     medians = [statistics.median(rates) if rates else None for rates in measured]
     return dict(zip(values, medians, strict=True))
 
 
-def _name(value: Any, overrides: Mapping[str, Any]) -> str:
+def _name(kind: str, value: Any, overrides: Mapping[str, Any]) -> str:
     """Returns the name of a run: equal runs of different settings have the same."""
     if isinstance(value, tuple):
         return f"{value[0] or _NO_COMPRESSION}-{value[1]}"
+    if kind == "bench":
+        return value if value == _NAIVE_RUN else f"prefetch-{value}"
     return f"{overrides['data.compression'] or _NO_COMPRESSION}-workers-{value}"
 
 
