@@ -426,7 +426,7 @@ def cluster_line(
         return f"{line}, and of independent requests by {requests['column']}" if requests else line
     line = f"95% intervals clustered by {cluster['column']} ({cluster['clusters']:,} values)"
     if cluster["clusters"] < _FEW_CLUSTERS:
-        line += f"; with fewer than {_FEW_CLUSTERS}, those of differences may be a little short"
+        line += f"; with fewer than {_FEW_CLUSTERS}, intervals of differences may be short"
     return line
 
 

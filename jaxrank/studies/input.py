@@ -99,8 +99,9 @@ def runs(context: Context) -> Runs:
 
     # Batches that are made ahead help only beside a step, so these runs train.
     ahead = dict.fromkeys((data.prefetch_batches, *options.prefetch))
-    values = {n: chosen | {"data.prefetch_batches": n} for n in ahead}
-    trained = yield from _rates({_NAIVE_RUN: naive_overrides} | values, options, kind="bench")
+    settings: dict[Any, dict[str, Any]] = {_NAIVE_RUN: naive_overrides}
+    settings |= {n: chosen | {"data.prefetch_batches": n} for n in ahead}
+    trained = yield from _rates(settings, options, kind="bench")
     rows[0] = rows[0]._replace(training_rate=trained.pop(_NAIVE_RUN))
     rows += [_Row("prefetch", n, training_rate=rate) for n, rate in trained.items()]
     chosen["data.prefetch_batches"] = _fastest(trained, data.prefetch_batches)
