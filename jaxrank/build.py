@@ -1,8 +1,7 @@
 """Factories that turn the config into the model, the optimizers and the step."""
 
-import dataclasses
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +26,7 @@ from jaxrank.features import MAX_GROUP, Schema, Task
 from jaxrank.layout import Layout
 from jaxrank.metrics.early_stopping import Ranked, check_metric, monitored_tasks
 from jaxrank.models.registry import RANKER, find_module
-from jaxrank.outputs import check_parents, idle_tasks
+from jaxrank.outputs import idle_tasks
 from jaxrank.program import Predictor
 from jaxrank.report import Report
 from jaxrank.run_schedule import RunSchedule
@@ -86,7 +85,21 @@ def task_parents(model: ConfigDict, schema: Schema) -> tuple[int, ...]:
                 f"model.parents: {task!r} and {parent!r} must be binary tasks, because only"
                 f" these have a probability: found the kinds {kinds}."
             )
-    return check_parents(parents if max(parents) >= 0 else (), len(names))
+    _check_ancestors(parents, names)
+    return tuple(parents) if max(parents) >= 0 else ()
+
+
+def _check_ancestors(parents: Sequence[int], names: Sequence[str]) -> None:
+    """Raises InputError if a task is its own ancestor. parents: indices, or -1."""
+    for task, name in enumerate(names):
+        above = parents[task]
+        for _ in names:
+            above = above if above < 0 else parents[above]
+        if above >= 0:
+            raise InputError(
+                "model.parents: must not form a cycle: found that the parents of task"
+                f" {name!r} never end."
+            )
 
 
 def make_optimizers(
@@ -99,26 +112,22 @@ def make_optimizers(
     """
     # Checked here too, because the config of an existing run is read from its directory.
     section = validate.parse(configs.Optim, config.optim, "optim")
-    dense, tables = dataclasses.asdict(section.dense), dataclasses.asdict(section.tables)
+    dense, tables = section.dense, section.tables
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
-    # Fields that make the schedule; the others make the optimizer.
     rate_fields = inspect.signature(optim.schedule).parameters.keys() - scale.keys()
-    learning_rate = optim.schedule(**scale, **{f: dense.pop(f) for f in rate_fields})
-    learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
-    settings = dense.pop("settings")
-    if dense.pop("clip_scope") == "all":
-        dense["clip_norm"] = 0.0  # the step clips
+    learning_rate, table_learning_rate = (
+        optim.schedule(**scale, **{f: getattr(part, f) for f in rate_fields})
+        for part in (dense, tables)
+    )
     optimizer = optim.dense_optimizer(
-        learning_rate=learning_rate, undecayed=learned, **settings, **dense
+        dense.settings,
+        learning_rate=learning_rate,
+        clip_norm=0.0 if dense.clip_scope == "all" else dense.clip_norm,  # or the step clips
+        weight_decay=dense.weight_decay,
+        undecayed=(steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else (),
+        lr_multipliers=dense.lr_multipliers,
     )
-    table_learning_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in rate_fields})
-    settings = tables["settings"]
-    return (
-        optimizer,
-        learning_rate,
-        embedding.make_row_optimizer(tables["name"], **settings),
-        table_learning_rate,
-    )
+    return optimizer, learning_rate, tables.settings.row_optimizer(), table_learning_rate
 
 
 def make_run_schedule(config: ConfigDict, rows: int) -> RunSchedule:

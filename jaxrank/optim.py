@@ -12,7 +12,7 @@ import jax
 import optax
 
 from jaxrank import validate
-from jaxrank.validate import MAX_DECAY, MIN_EPS, field, parse
+from jaxrank.validate import MAX_DECAY, MIN_EPS, field
 
 Schedule = Callable[[Any], Any]  # maps an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation
@@ -176,16 +176,15 @@ OPTIMIZERS: Mapping[str, type[DenseOptimizer]] = {
 
 
 def dense_optimizer(
+    optimizer: DenseOptimizer,
     *,
-    name: str,
     learning_rate: Schedule,
     clip_norm: float,
     weight_decay: float,
     undecayed: Collection[str] = (),
     lr_multipliers: Mapping[str, float] = MappingProxyType({}),
-    **settings: float,
 ) -> Optimizer:
-    """Makes the optimizer `name`. Its step counters start at 0 and work inside `lax.scan`.
+    """Makes an optax optimizer. Its step counters start at 0 and work inside `lax.scan`.
 
     It applies these operations in order, for gradient g and parameter x, biases included:
 
@@ -205,16 +204,11 @@ def dense_optimizer(
     raises InputError when the state is made.
 
     Args:
-        name: a key of OPTIMIZERS.
-        settings: fields of the optimizer.
-
-    Raises:
-        InputError: with the setting, the allowed values and the value.
+        optimizer: of a class in OPTIMIZERS.
     """
-    optimizer = parse(OPTIMIZERS[name], settings, "optim.dense.settings")
     decay = _decay(weight_decay, undecayed)
     parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
-    if weight_decay > 0 and name != "adamw":
+    if weight_decay > 0 and not isinstance(optimizer, AdamW):
         parts.append(decay)
     parts.append(optimizer.make(learning_rate, decay))
     if lr_multipliers:

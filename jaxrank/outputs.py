@@ -1,12 +1,9 @@
 """Converts the outputs of a model to the output of each task."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from jaxrank.errors import InputError
 
 
 def outputs(
@@ -50,38 +47,6 @@ def joint_logits(logits: jax.Array, parents: tuple[int, ...]) -> jax.Array:
         return -jnp.logaddexp(jnp.logaddexp(-logit, -parent), -logit - parent)
 
     return jnp.stack([joint(task) for task in range(logits.shape[1])], axis=1)
-
-
-def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
-    """Returns the parents of `joint_logits` as a tuple.
-
-    Raises:
-        InputError: a value is not the index of a task, or a task is its own ancestor.
-    """
-
-    def is_task(parent: Any) -> bool:
-        return isinstance(parent, int) and not isinstance(parent, bool) and -1 <= parent < tasks
-
-    if not isinstance(value, list | tuple) or not all(map(is_task, value)):
-        raise InputError(
-            f"model.parents: must be a tuple of numbers of tasks, from 0 to {tasks - 1}, or -1 for"
-            f" no parent: found {value!r}."
-        )
-    if len(value) not in (0, tasks):
-        raise InputError(
-            f"model.parents: must be empty or have one number per task: found {value!r}, {tasks}"
-            " task(s)."
-        )
-    for task in range(len(value)):
-        above = value[task]
-        for _ in value:
-            above = above if above < 0 else value[above]
-        if above >= 0:
-            raise InputError(
-                f"model.parents: must not form a cycle: found {value!r}, in which the parents of"
-                f" task {task} never end."
-            )
-    return tuple(value)
 
 
 def idle_tasks(task_weights: Sequence[float], parents: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ this device's share of the batch and of the split tables. Sums over all devices 
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -487,12 +487,8 @@ def _training_inputs(embedding: Lookup, batch: Batch, counted: jax.Array, vector
     return _inputs(embedding.layout, batch.dense, vectors, batch.ids, share)
 
 
-class RequestWeights(NamedTuple):
-    """The requests of a task, the weights f[B] of their examples, and the total of the batch."""
-
-    requests: request_losses.Requests
-    weights: jax.Array
-    total: jax.Array
+# The requests of a task, the weights f[B] of their examples, and the total of the batch.
+RequestWeights: TypeAlias = tuple[request_losses.Requests, jax.Array, jax.Array]
 
 
 def _request_weights(
@@ -511,7 +507,7 @@ def _request_weights(
     if not weights:
         return {}
     totals = total({task: of_task.sum() for task, (_, of_task) in weights.items()})
-    return {task: RequestWeights(*pair, totals[task]) for task, pair in weights.items()}
+    return {task: (*pair, totals[task]) for task, pair in weights.items()}
 
 
 def _key(seed: int, step: jax.Array) -> jax.Array:

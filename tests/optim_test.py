@@ -113,14 +113,19 @@ def reference(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, **h):
     return x
 
 
-def run(gradients, x, **settings):
+def run(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, undecayed=(), **settings):
     """Runs all steps in one `lax.scan`, with the vector in two parts of different shapes."""
 
     def parts(a):
         return {"kernel": a[..., :4].reshape(*a.shape[:-1], 2, 2), "bias": a[..., 4:]}
 
-    settings = dict(clip_norm=0.0, weight_decay=0.0) | settings
-    optimizer = optim.dense_optimizer(learning_rate=rate_in_step, **settings)
+    optimizer = optim.dense_optimizer(
+        optim.OPTIMIZERS[name](**settings),
+        learning_rate=rate_in_step,
+        clip_norm=clip_norm,
+        weight_decay=weight_decay,
+        undecayed=undecayed,
+    )
     params = parts(jnp.asarray(x))
 
     def step(carry, g):
@@ -138,7 +143,7 @@ def test_every_optimizer_follows_its_rule_inside_a_scan(name, extra):
     r = np.random.default_rng(0)
     x, gradients = r.normal(size=6), r.normal(size=(5, 6)) * np.array([[0.1], [1], [3], [1], [2]])
     with jax.enable_x64(True):
-        result = run(gradients, x, name=name, **extra)
+        result = run(name, gradients, x, **extra)
     np.testing.assert_allclose(result, reference(name, gradients, x, **extra), rtol=1e-6)
 
 
@@ -156,7 +161,7 @@ def test_fields_of_its_own_reach_the_optimizer(name, hyper):
     r = np.random.default_rng(1)
     x, gradients = r.normal(size=6), r.normal(size=(5, 6))
     with jax.enable_x64(True):
-        result = run(gradients, x, name=name, **hyper)
+        result = run(name, gradients, x, **hyper)
     expected = reference(name, gradients, x, **hyper)
     np.testing.assert_allclose(result, expected, rtol=1e-6)
     assert not np.allclose(expected, reference(name, gradients, x))
@@ -167,7 +172,7 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
     r = np.random.default_rng(2)
     x, gradients = r.normal(size=6), r.normal(size=(5, 6))
     with jax.enable_x64(True):
-        result = run(gradients, x, name=name, weight_decay=0.1, undecayed=("bias",))
+        result = run(name, gradients, x, weight_decay=0.1, undecayed=("bias",))
     expected = [reference(name, gradients, x, weight_decay=w) for w in (0.1, 0.0)]
     np.testing.assert_allclose(result[:4], expected[0][:4], rtol=1e-6)
     np.testing.assert_allclose(result[4:], expected[1][4:], rtol=1e-6)
@@ -175,7 +180,11 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
     params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
     states = [
         optim.dense_optimizer(
-            learning_rate=rate_in_step, name=name, clip_norm=0.0, weight_decay=0.1, undecayed=u
+            optim.OPTIMIZERS[name](),
+            learning_rate=rate_in_step,
+            clip_norm=0.0,
+            weight_decay=0.1,
+            undecayed=u,
         ).init(params)
         for u in ((), ("bias",))
     ]

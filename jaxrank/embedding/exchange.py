@@ -170,7 +170,7 @@ class Exchange:
         def serve(current: Round, carry: Any) -> Any:
             vectors, stats = carry
             asked = _as_bits(read(current.asked.reshape(-1)))
-            back = _from_bits(self._sent(asked), dtype)
+            back = jax.lax.bitcast_convert_type(self._sent(asked), dtype)
             vectors = vectors + self.vector_layout.take(back, self._buffer_index(route, current))
             served = stats.served + jnp.sum(current.asked != PAD, dtype=jnp.int32)
             return vectors, stats._replace(rounds=stats.rounds + 1, served=served)
@@ -252,7 +252,3 @@ def _as_bits(vectors: jax.Array) -> jax.Array:
     # convert the whole table to bfloat16 before the rows are read, in every step.
     integer = jnp.int64 if vectors.dtype == jnp.float64 else jnp.int32
     return jax.lax.bitcast_convert_type(vectors, integer)
-
-
-def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
-    return jax.lax.bitcast_convert_type(bits, dtype)

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrank import config_files, json_files
 from jaxrank.config import default
+from jaxrank.errors import InputError
 from jaxrank.metrics.registry import TITLES
 from jaxrank.run_report.collect import RunReport
 from jaxrank.run_report.history import Curve
@@ -228,5 +229,5 @@ def _default(model: str) -> Any:
     """Returns the default config of a model, or of the ranker if the model is not registered."""
     try:
         return default(model)
-    except KeyError:
+    except InputError:
         return default()

@@ -103,7 +103,7 @@ def test_the_row_at_a_place_is_the_inverse_of_its_position():
 
 def optimizer(**settings):
     return optim.dense_optimizer(
-        name="adamw", learning_rate=lambda _: 0.1, clip_norm=0.0, weight_decay=0.1, **settings
+        optim.AdamW(), learning_rate=lambda _: 0.1, clip_norm=0.0, weight_decay=0.1, **settings
     )
 
 

@@ -43,6 +43,12 @@ DATA_FLOORS = (
     "prepare drift batches vectors",
 )
 ENTRY = "__main__"  # above all floors
+# Who takes the whole config: the builder, entries of verbs, studies, and what stores it.
+OF_CONFIG = (
+    *("config.py", "config_files.py", "defaults.py", "build.py", "run.py", "train.py"),
+    *("placement/plan.py", "aot/compile.py", "bench/measure.py", "workdir/files.py"),
+    *("model_check/", "selftest/resume.py", "studies/"),
+)
 
 
 def module_name(path: Path) -> str:
@@ -189,6 +195,7 @@ def test_data_never_imports_jax():
         ("PIL", ("telemetry/reliability_image.py",)),
         ("optax", ("optim.py", "step.py")),
         ("onnx", ("export/onnx/",)),
+        ("onnxruntime", ("export/onnx/",)),
     ],
 )
 def test_only_its_own_module_imports(module, allowed):
@@ -251,3 +258,20 @@ def test_importing_a_module_changes_nothing_else():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+def test_only_the_builder_entries_of_verbs_and_studies_take_the_whole_config():
+    takers = set()
+    for path in FILES:
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef):
+                arguments = [*node.args.args, *node.args.kwonlyargs]
+                if any(a.arg == "config" and "ConfigDict" in _type(a) for a in arguments):
+                    takers.add(path.relative_to(PACKAGE).as_posix())
+    allowed = {name for name in takers if name.startswith(OF_CONFIG)}
+    assert takers == allowed
+    assert {part for part in OF_CONFIG if not any(t.startswith(part) for t in takers)} == set()
+
+
+def _type(argument: ast.arg) -> str:
+    return ast.unparse(argument.annotation) if argument.annotation else ""

@@ -249,19 +249,20 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
 
 
 def parquet_source(source: Mapping[str, Any]) -> ParquetSource:
-    """Returns `make_source` for the kind "parquet"."""
-    return _section(source).make(())
+    """Returns `make_source` for a section of the kind "parquet"."""
+    return _section(source, "parquet").make(())
 
 
 def synthetic_source(source: Mapping[str, Any]) -> "SyntheticSource":
-    """Returns `make_source` for the kind "synthetic"."""
-    return _section(source).make(())
+    """Returns `make_source` for a section of the kind "synthetic"."""
+    return _section(source, "synthetic").make(())
 
 
-def _section(source: Mapping[str, Any]) -> Any:
-    kind = source.get("kind")
-    check_choice("source.kind", kind, KINDS)
-    section: Any = parse(KINDS[str(kind)], source, "source")
+def _section(source: Mapping[str, Any], kind: str = "") -> Any:
+    """Returns the section of this kind, or of any kind if it is empty."""
+    actual = source.get("kind")
+    check_choice("source.kind", actual, KINDS)
+    section: Any = parse(KINDS[kind or str(actual)], source, "source")
     if isinstance(section, Files) and not section.files:
         must = "must be a dict of split names and files"
         raise InputError(f"source.files: {must}: found {source.get('files')!r}.")
