@@ -89,6 +89,10 @@ class Encoder:
         self.names = (*(f.name for f in dense), *(f.name for f in self._entries))
         self._offsets = np.array([self._tables[f.table].offset for f in self._entries], np.int64)
         self._edges = {f.name: np.array(f.boundaries, np.float32) for f in signature.categorical}
+        # Bundles of the first releases have no empty text in their index.
+        seeds = [table.seed for table in signature.tables if table.encoding == "vocabulary"]
+        empty = np.array([xxhash.xxh3_64_intdigest(b"", seed) for seed in seeds], np.uint64)
+        self._lacks_empty = bool((index.rows(empty, UNKNOWN_ROW) != MISSING_ROW).any())
 
     def encode(self, columns: Mapping[str, Cells], rows: int) -> Features:
         """Encodes n = `rows` candidates.
@@ -344,7 +348,10 @@ class Encoder:
             for entry, part in zip(entries, names, strict=True):
                 _encoded(part, entry.name)
             raise
-        return self._index.rows(hashes, UNKNOWN_ROW)
+        rows = self._index.rows(hashes, UNKNOWN_ROW)
+        if self._lacks_empty:
+            rows[np.array([not name for name in joined], bool)] = MISSING_ROW
+        return rows
 
 
 def _encoded(names: Sequence[str], column: str) -> list[bytes]:

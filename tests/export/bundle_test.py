@@ -658,6 +658,10 @@ def test_a_bundle_of_format_1_scores_as_its_run_did(tmp_path):
     expected = [0.4311548869045816, 0.4682810510327398, 0.4733296095116643, 0.39159263373279574]
     np.testing.assert_allclose(scorer.score({}, rows)["click"], expected, atol=1e-6)
     assert [(o.name, o.parent) for o in scorer.signature.outputs] == [("click", "")]
+    ids = {"price": [3.65] * 3, "ad": ["a42", None, "nosuch"], "user": ["u6"] * 3}
+    scores = scorer.score({}, ids | {"hist": ["a6|a32"] * 3})["click"]
+    np.testing.assert_allclose(scores, [0.43135, 0.43161, 0.42272], atol=1e-5)
+    assert scorer.counts()["ad"][:3] == (3 + 4, 1, 1)
     command = ["predict", f"--bundle={folder}", "--input=raw.csv"]
     with pytest.raises(InputError, match=r"found none, because its format is 1. Export the model"):
         cli.run([*command, f"--output={tmp_path / 'p.parquet'}"])

@@ -21,7 +21,7 @@ from jaxrank.data.encode.times import seconds
 from jaxrank.data.spec.derived import UNITS, DerivedSpec
 
 _NUMBER = "a finite number or empty"
-_QUARTER = 900  # seconds. Time zones change their offset at quarters of an hour
+_QUARTER = 900  # seconds
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _FIRST = datetime.datetime(1, 1, 2, tzinfo=datetime.UTC)
 _LAST = datetime.datetime(9999, 12, 30, tzinfo=datetime.UTC)
@@ -88,14 +88,24 @@ def _integers(values: np.ndarray, missing: np.ndarray) -> pa.Array:
 
 def _offsets(times: np.ndarray, zone: datetime.tzinfo) -> np.ndarray:
     """Returns f64[n], the seconds that clocks of a zone are ahead of UTC at times f64[n]."""
-    quarters, index = np.unique(np.nan_to_num(times) // _QUARTER, return_inverse=True)
-    offsets = []
-    for quarter in quarters.tolist():
-        moment = _EPOCH + datetime.timedelta(seconds=quarter * _QUARTER)
-        # Within a day of the first and the last moment, local times may not exist.
-        offset = min(max(moment, _FIRST), _LAST).astimezone(zone).utcoffset()
-        offsets.append(offset.total_seconds() if offset else 0.0)
-    return np.asarray(offsets)[index]
+    seconds = np.floor(np.nan_to_num(times))
+    quarters, index = np.unique(seconds // _QUARTER, return_inverse=True)
+    first, last = (
+        np.array([_offset(quarter * _QUARTER + second, zone) for quarter in quarters.tolist()])
+        for second in (0, _QUARTER - 1)
+    )
+    offsets = first[index]
+    # Clocks change within few quarters of an hour, such as one minute after midnight.
+    for i in np.flatnonzero((first != last)[index]).tolist():
+        offsets[i] = _offset(seconds[i].item(), zone)
+    return offsets
+
+
+def _offset(seconds: float, zone: datetime.tzinfo) -> float:
+    moment = _EPOCH + datetime.timedelta(seconds=seconds)
+    # Within a day of the first and the last moment, local times may not exist.
+    offset = min(max(moment, _FIRST), _LAST).astimezone(zone).utcoffset()
+    return offset.total_seconds() if offset else 0.0
 
 
 def _crossed(parts: Sequence[pa.Array]) -> pa.Array:

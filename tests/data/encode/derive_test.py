@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from jaxrank_serving.derived import columns
 
+from jaxrank.data.encode import derive
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.direct import open_direct
 from jaxrank.errors import InputError
@@ -183,3 +185,22 @@ def test_a_record_that_cannot_be_derived_is_skipped_as_it_was_written(tmp_path):
     text = (tmp_path / "store/rejected.jsonl").read_text()
     assert '"two"' in text
     assert '"log":' not in text
+
+
+@pytest.mark.parametrize("offsets", [derive._offsets, columns._offsets], ids=["data", "serving"])
+@pytest.mark.parametrize(
+    ("zone", "start"),
+    [
+        ("America/St_Johns", "2010-03-14T03:25"),  # clocks changed a minute after midnight
+        ("America/St_Johns", "2010-11-07T02:25"),
+        ("Antarctica/Casey", "2022-10-01T15:50"),
+    ],
+)
+def test_clocks_that_change_within_a_quarter_of_an_hour_are_right(offsets, zone, start):
+    first = datetime.datetime.fromisoformat(start).replace(tzinfo=datetime.UTC).timestamp()
+    times = first + np.arange(0, 1800, 7.5)
+    clock = zoneinfo.ZoneInfo(zone)
+    local = [datetime.datetime.fromtimestamp(t, datetime.UTC).astimezone(clock) for t in times]
+    expected = [moment.utcoffset().total_seconds() for moment in local]
+    assert len(set(expected)) == 2
+    np.testing.assert_array_equal(offsets(times, clock), expected)
