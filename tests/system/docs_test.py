@@ -15,14 +15,14 @@ import pytest
 
 import jaxrank
 from benchmarks import tables
-from jaxrank import flags
+from jaxrank import cli, flags
 from jaxrank.aot import report as compile_report
 from jaxrank.bench import report as bench_report
 from jaxrank.bench.advice import Throughput
 from jaxrank.data.drift.compare import Drift
-from jaxrank.evaluation import evaluate, report
+from jaxrank.evaluation import evaluate, report, slices
 from jaxrank.evaluation.calibrate import Calibrated
-from jaxrank.evaluation.comparison.compare import Comparison
+from jaxrank.evaluation.comparison import compare
 from jaxrank.evaluation.follow import Followed
 from jaxrank.explain.importance import Importance
 from jaxrank.export import bundle, predict
@@ -107,6 +107,7 @@ def test_tests_that_a_page_names_exist(page):
 
 
 SITE = sorted((ROOT / "docs").rglob("*.md"))
+READMES = [ROOT / "README.md", ROOT / "examples/daily/README.md"]
 GENERATED = ("config.md", "flags.md", "python.md")
 
 
@@ -118,7 +119,7 @@ def test_generated_pages_and_tables_are_those_of_the_code():
         assert path.read_text() == text, f"{path}: run: python -m tools.diagrams"
 
 
-@pytest.mark.parametrize("page", SITE, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*READMES, *SITE], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_is_short_and_says_of_each_block_whether_it_runs(page):
     if page.name not in GENERATED and page.parent.name != "log":
         limit = 150 if page.parent.name == "benchmarks" else 200
@@ -211,7 +212,7 @@ def keys_of(function):
     [
         ("bench", {*Throughput._fields, *keys_of(bench_report.to_json)}),
         ("calibrate", Calibrated._fields),
-        ("compare", Comparison._fields),
+        ("compare", compare.Comparison._fields),
         ("compare-data", Drift._fields),
         ("compile", keys_of(compile_report.to_json)),
         (
@@ -226,6 +227,28 @@ def keys_of(function):
 )
 def test_the_documented_keys_of_the_other_verbs_are_those_of_the_code(title, keys):
     assert documented_keys("records_verbs.md", f"{title} --json") == set(keys)
+
+
+def test_the_documented_keys_of_prepare_and_of_short_results_are_those_of_the_code():
+    assert documented_keys("records.md", "prepare --json") == keys_of(cli._prepare)
+    section = (ROOT / "docs/records_verbs.md").read_text().split("## Short ones\n")[1]
+    rows = re.findall(r"^\| `(\w+) --json` \| (.*) \|$", section, re.MULTILINE)
+    assert {verb: set(re.findall(r"`(\w+)`", keys)) for verb, keys in rows} == {
+        verb: keys_of(getattr(cli, f"_{verb}")) for verb in ("report", "configs", "launch")
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "keys"),
+    [
+        ("records.md", "evaluate --json", {"metrics", *slices.Slices._fields} - {"gauc"}),
+        ("records_verbs.md", "compare --json", keys_of(compare._sliced)),
+    ],
+)
+def test_the_documented_keys_of_slices_are_those_of_the_results(page, title, keys):
+    section = (ROOT / "docs" / page).read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    (row,) = re.findall(r"^\| `by` \| (.*) \|$", section, re.MULTILINE)
+    assert keys <= set(re.findall(r"`(?:by\.)?(\w+)`", row))
 
 
 def test_the_documented_paths_are_those_of_the_server():
