@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "InputError": ("jaxrank.errors", "InputError"),
     "Inputs": ("jaxrank.models", "Inputs"),
+    "Requests": ("jaxrank.export.signature", "Requests"),
     "RunError": ("jaxrank.errors", "RunError"),
     "default_config": ("jaxrank.config", "default"),
     "evaluate_run": ("jaxrank.evaluation.evaluate", "evaluate"),

@@ -6,6 +6,7 @@ from jaxrank.errors import RunError as RunError
 from jaxrank.evaluation.evaluate import evaluate as evaluate_run
 from jaxrank.evaluation.evaluate import predict as predict_run
 from jaxrank.export.bundle import export_bundle as export_bundle
+from jaxrank.export.signature import Requests as Requests
 from jaxrank.metrics.registry import register as register_metric
 from jaxrank.models import Inputs as Inputs
 from jaxrank.models import register as register_model
@@ -17,6 +18,7 @@ __version__: str
 __all__ = [
     "InputError",
     "Inputs",
+    "Requests",
     "RunError",
     "default_config",
     "evaluate_run",

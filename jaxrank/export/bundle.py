@@ -113,7 +113,7 @@ def export_bundle(
     Args:
         workdir, output, checkpoint, data: see `write.export`.
         tables: dtype of the stored rows; one of `validate.TABLE_DTYPES`.
-        requests: what requests hold.
+        requests: columns that candidates share, and defaults; see `Requests`.
         hash_key_file: key of a store with keyed hashes.
         since: a bundle. If set, a delta of it is written in place of the whole bundle.
 
