@@ -9,6 +9,7 @@ import pytest
 from embeddings import HOT, make, random_grads, reference_row_optimizer
 from sharded import (
     embedding_class,
+    initial_tables,
     logical,
     lookup,
     new_tables,
@@ -52,7 +53,7 @@ def test_lookup_and_sgd_update_equal_plain_loops_and_the_dense_step(
     expected = examples.lookup_vectors(rows, embedding.layout, batch)
     result, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, result)
-    grads = random_grads(embedding, tables, batch)
+    grads = random_grads(embedding, batch)
     dense = examples.row_gradients(embedding.layout, batch, grads)
     after = logical(embedding, update(embedding, tables, batch, grads))
     for name, gradient in dense.items():
@@ -83,7 +84,7 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
     expected = examples.lookup_vectors({"dim8": before}, lay, batch)
     result, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, result)
-    grads = random_grads(embedding, tables, batch)
+    grads = random_grads(embedding, batch)
     gradient = examples.row_gradients(lay, batch, grads)["dim8"]
     after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
     np.testing.assert_allclose(after, before - 0.1 * gradient, atol=1e-5)
@@ -95,7 +96,7 @@ def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, mo
     for at_once in (2**16, 128, 16):  # 50 rows per table. With 16 the last rows are drawn twice
         monkeypatch.setattr(init, "_AT_ONCE", at_once)
         embedding = make(dims, hot="whole")
-        result.append(logical(embedding, new_tables(embedding)))
+        result.append(logical(embedding, initial_tables(embedding)))
     for other in result[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, result[0])
 
@@ -121,7 +122,7 @@ def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
     opt_state = optimizer.init(dense)
     for step in range(5):
         batch = examples.random_batch(embedding.layout, 16, seed=step)
-        grads = random_grads(embedding, tables, batch, seed=step)
+        grads = random_grads(embedding, batch, seed=step)
         gradient = examples.row_gradients(embedding.layout, batch, grads)
         gradient = jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), gradient)
         updates, opt_state = optimizer.update(gradient, opt_state)
@@ -150,7 +151,7 @@ def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices
             slots["s"] = np.zeros_like(rows)
     for step in range(4):
         batch = examples.random_batch(lay, 32, seed=step)
-        grads = random_grads(embedding, tables, batch, seed=step)
+        grads = random_grads(embedding, batch, seed=step)
         dense = examples.row_gradients(lay, batch, grads)
         learning_rate = 0.1 / (step + 1)
         for stack, gradient in dense.items():
@@ -174,7 +175,7 @@ def test_ftrl_keeps_its_random_start_when_the_gradient_is_tiny():
     embedding = make(row_optimizer="ftrl")
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
-    grads = jax.tree.map(lambda g: g * 1e-6, random_grads(embedding, tables, batch))
+    grads = jax.tree.map(lambda g: g * 1e-6, random_grads(embedding, batch))
     after = update(embedding, tables, batch, grads)
     np.testing.assert_allclose(after["dim8"].rows, tables["dim8"].rows, atol=1e-5)
 
@@ -185,7 +186,7 @@ def test_what_has_no_gradient_stays_where_nothing_is_added_to_its_sum(name):
     embedding = make(row_optimizer=make_row_optimizer(name, initial_accumulator=0.0, eps=0.0))
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
-    grads = random_grads(embedding, tables, batch)
+    grads = random_grads(embedding, batch)
     for g in jax.tree.leaves(grads):  # some columns and some examples have zeros
         g[..., 3:] = 0
         g[8:] = 0
@@ -224,13 +225,11 @@ def test_ftrl_without_regularisation_follows_any_rate():
     Without regard to the schedule, the whole row would be rescaled, and a rate that rises from
     nearly 0, such as a warm-up, would move rows at random.
     """
-    row_optimizer = make_row_optimizer("ftrl")
-    rows, slots = jnp.full((1, 1), 0.5), {k: jnp.zeros((1, 1)) for k in ("n", "z")}
+    change_of = jax.jit(make_row_optimizer("ftrl").change)
+    rows, slots = np.float32([[0.5]]), {k: np.zeros((1, 1), np.float32) for k in ("n", "z")}
     of_steps = [(0.5, 2.0, 4.0), (0.05, 1.0, 5.0), (1e-8, 2.0, 9.0), (0.2, -1.0, 10.0)]
     for learning_rate, gradient, squares in of_steps:
-        change, slot_changes = row_optimizer.change(
-            rows, slots, jnp.full((1, 1), gradient), learning_rate, 0
-        )
+        change, slot_changes = change_of(rows, slots, np.float32([[gradient]]), learning_rate, 0)
         expected = -gradient * learning_rate / (1 + squares**0.5)
         np.testing.assert_allclose(change, expected, rtol=1e-4, atol=1e-7)
         rows = rows + change
@@ -242,7 +241,7 @@ def test_rows_that_are_not_read_and_all_rows_at_a_rate_of_zero_do_not_change(nam
     embedding = make(row_optimizer=name, l2=0.1)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
-    grads = random_grads(embedding, tables, batch)
+    grads = random_grads(embedding, batch)
     untouched = ~examples.row_gradients(embedding.layout, batch, grads)["dim8"].any(axis=1)
     assert 0 < untouched.sum() < len(untouched)
     before = logical(embedding, tables)["dim8"]
@@ -269,15 +268,15 @@ def test_pad_reads_zeros_and_changes_no_row():
     )
     result, _ = lookup(embedding, tables, batch)
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(result))
-    after = update(embedding, tables, batch, random_grads(embedding, tables, batch))
+    after = update(embedding, tables, batch, random_grads(embedding, batch))
     jax.tree.map(np.testing.assert_array_equal, after, tables)
 
 
 def test_first_values_depend_on_table_and_row_alone():
     plain = make()
-    expected = rows_by_table(plain, new_tables(plain))
+    expected = rows_by_table(plain, initial_tables(plain))
     embedding = make(devices=8, replicas=2, hot="hot")
-    result = rows_by_table(embedding, new_tables(embedding))
+    result = rows_by_table(embedding, initial_tables(embedding))
     jax.tree.map(np.testing.assert_array_equal, result, expected)
     everything = np.concatenate([rows.reshape(-1) for rows in expected.values()])
     assert len(np.unique(everything)) == everything.size
@@ -302,7 +301,7 @@ def test_update_is_the_same_on_any_mesh_and_under_any_placement(
     set_chunk(monkeypatch, 32)
     plain = make(row_optimizer=row_optimizer)
     batch = examples.random_batch(plain.layout, 32)
-    grads = random_grads(plain, new_tables(plain), batch)
+    grads = random_grads(plain, batch)
     expected = rows_by_table(plain, update(plain, new_tables(plain), batch, grads))
     embedding = make(
         devices=devices,
@@ -324,7 +323,7 @@ def test_whole_table_l2_equals_the_dense_optimizer_with_weight_decay(name, platf
     dense_step = {"sgd": optax.sgd(0.1), "adagrad": optax.adagrad(0.1)}[name]
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
-    grads = random_grads(embedding, tables, batch)
+    grads = random_grads(embedding, batch)
     rows = logical(embedding, tables)["dim8"][0]
     gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"] + 0.3 * rows
     change, _ = dense_step.update(jnp.asarray(gradient, jnp.float32), dense_step.init(rows))
@@ -336,7 +335,7 @@ def test_clip_norm_bounds_the_summed_gradient_of_a_row():
     embedding = make(clip_norm=0.5)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
-    grads = random_grads(embedding, tables, batch)
+    grads = random_grads(embedding, batch)
     gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"]
     norm = np.linalg.norm(gradient, axis=1, keepdims=True)
     assert (norm > 0.5).any()
@@ -357,7 +356,7 @@ def test_clip_norm_bounds_the_summed_gradient_of_a_row():
 def test_the_norm_of_row_gradients_is_that_of_plain_loops(hot, devices, replicas, room, platform):
     embedding = make(DIMS[1], devices, replicas, hot=hot, room=room, platform=platform)
     batch = examples.random_batch(embedding.layout, 32)
-    grads = random_grads(embedding, new_tables(embedding), batch)
+    grads = random_grads(embedding, batch)
     rows = examples.row_gradients(embedding.layout, batch, grads)
     expected = sum(np.square(gradient).sum() for gradient in rows.values())
     assert float(squared_norm(embedding, batch, grads)) == pytest.approx(expected, rel=1e-5)
@@ -380,8 +379,9 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums():
         ),
     ]
     vector_layout = RowLayout(3, 4)
-    by_scratch = duplicates.sum_by_scratch(vector_layout, ids, pieces, dirty)[:2]
-    for unique, sums in (by_scratch, duplicates.sum_by_sort(vector_layout, ids, pieces)):
+    by_scratch = jax.jit(lambda: duplicates.sum_by_scratch(vector_layout, ids, pieces, dirty)[:2])
+    by_sort = jax.jit(lambda: duplicates.sum_by_sort(vector_layout, ids, pieces))
+    for unique, sums in jax.device_get((by_scratch(), by_sort())):
         count = len(expected)
         assert set(np.asarray(unique[:count]).tolist()) == set(expected)
         assert (np.asarray(unique[count:]) == PAD).all()
@@ -391,9 +391,10 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums():
 
 @pytest.mark.parametrize("size", [4096, 4097, 600_000])
 def test_counts_by_products_are_those_of_a_cumsum(size):
+    count = jax.jit(duplicates.count_by_products)
     for share in (0.0, 0.5, 1.0):
         flags = np.random.default_rng(size).random(size) < share
-        result = duplicates.count_by_products(jnp.asarray(flags))
+        result = count(flags)
         assert result.dtype == jnp.int32
         np.testing.assert_array_equal(result, np.cumsum(flags))
 

@@ -52,7 +52,7 @@ def test_the_rows_of_a_table_move_as_at_its_own_rate(row_optimizer, devices, rep
     embedding = make(**settings, lr_multipliers=RATES)
     before = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
-    grads = random_grads(embedding, before, batch)
+    grads = random_grads(embedding, batch)
     moved = rows_by_table(embedding, update(embedding, before, batch, grads))
     for name in ("ta", "tb", "tc"):
         factor = RATES.get(name, 1.0)
@@ -73,7 +73,7 @@ def test_the_rows_of_a_table_move_as_with_its_own_l2(row_optimizer, devices, hot
     embedding = make(**settings, l2=0.2, l2s={"ta": 0.5, "tc": 0.0})
     before = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
-    grads = random_grads(embedding, before, batch)
+    grads = random_grads(embedding, batch)
     moved = rows_by_table(embedding, update(embedding, before, batch, grads))
     for name, l2 in {"ta": 0.5, "tb": 0.2, "tc": 0.0}.items():
         alike = make(**settings, l2=l2)
@@ -87,7 +87,7 @@ def test_half_the_rate_moves_rows_half_as_far_over_whole_tables_too():
         plain = make(l2_scope=scope)
         tables = new_tables(plain)
         batch = examples.random_batch(plain.layout, 32)
-        grads = random_grads(plain, tables, batch)
+        grads = random_grads(plain, batch)
         start = rows_by_table(plain, tables)["ta"]
         half = rows_by_table(embedding, update(embedding, tables, batch, grads))["ta"] - start
         whole = rows_by_table(plain, update(plain, tables, batch, grads))["ta"] - start

@@ -1,9 +1,8 @@
 """Embeddings of small tables on any mesh, random gradients, and row optimizers in float64."""
 
 import examples
-import jax
 import numpy as np
-from sharded import embedding_class, lookup
+from sharded import embedding_class
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding import make_row_optimizer
@@ -45,10 +44,21 @@ def make(
     )
 
 
-def random_grads(embedding, tables, batch, seed=1):
+def random_grads(embedding, batch, seed=1):
+    """Draws a gradient for each vector that a lookup of the batch returns."""
     rng = np.random.default_rng(seed)
-    shapes, _ = jax.eval_shape(lambda: lookup(embedding, tables, batch))
-    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    result = {}
+    for stack in sorted(embedding.layout.stacks, key=lambda stack: stack.name):
+        places = {}
+        if stack.name in batch.ids:
+            places["ids"] = batch.ids[stack.name].shape[1]
+        if stack.name in batch.lists:
+            places["lists"] = len(stack.lists)
+        result[stack.name] = {
+            kind: rng.normal(size=(len(batch.labels), count, stack.dim)).astype(np.float32)
+            for kind, count in places.items()
+        }
+    return result
 
 
 def reference_row_optimizer(name, rows, slots, g, learning_rate, step):

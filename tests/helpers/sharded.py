@@ -14,6 +14,7 @@ from jaxrank import config as configs
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, logical_rows
 from jaxrank.embedding.backends import tpu, xla
+from jaxrank.embedding.storage import TableState
 
 _SETTINGS = ("init_std", "l2", "l2_scope", "clip_norm")
 # Compiled once per embedding. The entry holds the embedding, so that its id is not reused.
@@ -73,8 +74,32 @@ def placed(embedding, tables):
     return jax.device_put(tables, jax.tree.map(put, specs, is_leaf=lambda x: isinstance(x, P)))
 
 
-def new_tables(embedding, seed=0):
+def initial_tables(embedding, seed=0):
+    """Runs `Embedding.init`, which takes as long to compile as an update."""
     return compiled(embedding, "init", embedding.init)(jax.random.key(seed))
+
+
+def new_tables(embedding, seed=0):
+    """Draws tables on the host. Values depend on table and row alone, as those of `init` do."""
+    tables = {}
+    rows_of_table = {t.name: t.rows for t in embedding.layout.schema.tables}
+    for stack in embedding.layout.stacks:
+        rows = np.zeros((stack.rows, stack.dim), np.float32)
+        for name in stack.tables:
+            rng = np.random.default_rng([seed, *name.encode()])
+            values = rng.normal(size=(rows_of_table[name], stack.dim), scale=embedding.init_std)
+            rows[stack_rows(stack, name, np.arange(len(values)))] = values
+        for part in filter(None, embedding.parts[stack.name]):
+            part_rows = np.split(rows, [stack.replicated])[int(part.is_split)]
+            stored = np.zeros((part.rows, part.width), np.float32)
+            position = part.position(np.arange(len(part_rows), dtype=np.int32))
+            stored[position, : part.dim] = part_rows
+            slots = {
+                slot: np.full(part.shape if wide else part.rows, value, np.float32)
+                for slot, (wide, value) in embedding.row_optimizer.slots.items()
+            }
+            tables[part.name] = TableState(stored.reshape(part.shape), slots)
+    return placed(embedding, tables)
 
 
 def table_rows(tables):

@@ -33,7 +33,10 @@ def draw(kind, count=COUNT):
 
 
 def case(key, dim, *, has_index=True, is_rate_per_id=False):
-    """Makes the fields of `KernelInputs`. All sums are exact in float32, in any order."""
+    """Makes the fields of `KernelInputs`. All sums are exact in float32, in any order.
+
+    Behind the last key lies NaN, which no program may read into a row.
+    """
     rng = np.random.default_rng(dim)
     count = len(key)
     local_rows = rng.permutation(ROWS).astype(np.int32)
@@ -44,8 +47,9 @@ def case(key, dim, *, has_index=True, is_rate_per_id=False):
         inputs["sources"] = (source[:40], source[40:])
         index = np.where(rng.random(count) < 0.1, PAD, rng.integers(0, 150, count))
         inputs["index"] = index.astype(np.int32)
-        inputs["scale"] = rng.choice(np.float32([0.5, 1, 2]), count)
-    rates = RATE * np.float32(1 + key % 3)
+        scale = rng.choice(np.float32([0.5, 1, 2]), count)
+        inputs["scale"] = np.where(key == PAD, np.float32(np.nan), scale)
+    rates = np.where(key == PAD, np.float32(np.nan), RATE * np.float32(1 + key % 3))
     inputs["learning_rate"] = rates if is_rate_per_id else np.float32(RATE)
     inputs["scalars"] = (np.int32(STEP),)
     return inputs
@@ -121,7 +125,7 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
     run = program(change)
     for kind in KINDS:
         inputs = case(draw(kind), dim, has_index=has_index, is_rate_per_id=is_rate_per_id)
-        after, slots_after = run((rows, slots), inputs)
+        after, slots_after = jax.device_get(run((rows, slots), inputs))
         unread = np.ones(ROWS, bool)
         for gradient, local_row, learning_rate in compute_sums(inputs):
             unread[local_row] = False
@@ -139,7 +143,7 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
             np.testing.assert_array_equal(array[unread], slots[slot][unread])
 
 
-@pytest.mark.parametrize(("count", "dim"), [(1, 8), (64, 128), (65, 8), (129, 8)])
+@pytest.mark.parametrize(("count", "dim"), [(1, 8), (64, 128), (65, 8)])
 def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count, dim):
     def change(stored, sums, learning_rate, step):
         return sums, jnp.ones_like(stored[1])  # the rows, and the number of changes of each
@@ -163,8 +167,9 @@ def test_without_any_ids_nothing_changes():
     )
 
 
-@pytest.mark.parametrize("dim", [8, 128])
-def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
+def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id():
+    """Chunks lie side by side, so that rows and rates are loaded where no run ends, too."""
+    dim = 8
     change, arrays = rule_and_arrays("rowwise_adagrad", dim)
     run = program(change)
     rng = np.random.default_rng(0)
@@ -200,7 +205,7 @@ def test_tables_change_as_without_the_kernel(row_optimizer, settings):
         embedding = make(row_optimizer=row_optimizer, platform=platform, **settings)
         tables = new_tables(embedding)
         batch = examples.random_batch(embedding.layout, 16)
-        grads = random_grads(embedding, tables, batch)
+        grads = random_grads(embedding, batch)
         after = update(embedding, tables, batch, grads)
         result.append((logical(embedding, after), logical(embedding, tables)))
     (plain, before), (ours, _) = result
@@ -217,7 +222,7 @@ def test_a_step_that_does_not_apply_keeps_all_bits():
     embedding = make(row_optimizer="lazy_adam", platform="gpu-kernel", l2=0.1)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
-    grads = random_grads(embedding, tables, batch)
+    grads = random_grads(embedding, batch)
     tables = jax.tree.map(np.asarray, update(embedding, tables, batch, grads, applies=True))
     wrong = jax.tree.map(lambda g: np.full_like(g, np.nan), grads)
     kept = update(embedding, tables, batch, wrong, applies=False)
