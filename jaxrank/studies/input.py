@@ -102,11 +102,16 @@ def runs(context: Context) -> Runs:
     settings: dict[Any, dict[str, Any]] = {_NAIVE_RUN: naive_overrides}
     settings |= {n: chosen | {"data.prefetch_batches": n} for n in ahead}
     trained = yield from _rates(settings, options, kind="bench")
-    rows[0] = rows[0]._replace(training_rate=trained.pop(_NAIVE_RUN))
+    naive_rate = trained.pop(_NAIVE_RUN)
+    rows[0] = rows[0]._replace(training_rate=naive_rate)
     rows += [_Row("prefetch", n, training_rate=rate) for n, rate in trained.items()]
-    chosen["data.prefetch_batches"] = _fastest(trained, data.prefetch_batches)
+    prefetch = _fastest(trained, data.prefetch_batches)
+    chosen["data.prefetch_batches"], rate = prefetch, trained[prefetch]
+    if _fastest({_NAIVE_RUN: naive_rate, prefetch: rate}, _NAIVE_RUN) == _NAIVE_RUN:
+        chosen |= _NAIVE
     sizes = {s: r.values["bytes"] / max(1, r.values["rows"]) for s, r in stored.items()}
-    return _outcome([_add_size(row, initial, sizes) for row in rows], compression, block, chosen)
+    rows = [_add_size(row, initial, sizes) for row in rows]
+    return _outcome(rows, compression, block, chosen, rate)
 
 
 def _plain(name: str) -> str:
@@ -175,8 +180,18 @@ def _add_size(row: _Row, current: str, sizes: Mapping[tuple[str, int], float]) -
 
 
 def _outcome(
-    rows: Sequence[_Row], compression: str, block: int, chosen: Mapping[str, Any]
+    rows: Sequence[_Row],
+    compression: str,
+    block: int,
+    chosen: Mapping[str, Any],
+    training_rate: float | None,
 ) -> Outcome:
+    """Returns the result.
+
+    Args:
+        chosen: the best values. They are the naive ones if no others train faster.
+        training_rate: of the fastest input, in examples/s.
+    """
     naive = rows[0]
     table = [
         (
@@ -186,9 +201,13 @@ def _outcome(
         )
         for row in rows
     ]
+    kept = []
+    if naive.training_rate and all(chosen[name] == value for name, value in _NAIVE.items()):
+        kept = ["No faster input trains faster here, so one thread without prefetching is best."]
     sentences = [
         *_gain("The input alone", naive.input_rate, [row.input_rate for row in rows]),
-        *_gain("Training", naive.training_rate, [row.training_rate for row in rows]),
+        *_gain("Training with it", naive.training_rate, [training_rate]),
+        *kept,
         "Files were read from the memory of this machine: on a slower disk or network, smaller"
         " files gain.",
     ]

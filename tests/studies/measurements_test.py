@@ -152,8 +152,24 @@ def test_input_keeps_the_best_value_of_each_setting():
     (small,) = rows(outcome, setting="block size", value=1024)
     assert small["bytes per example"] == 20
     assert specs["bench-prefetch-16-0"].overrides["data.num_workers"] == 2
-    assert "Training is 2.60 times as fast" in " ".join(outcome.conclusion)
+    assert "Training with it is 2.60 times as fast" in " ".join(outcome.conclusion)
     assert outcome.panels[2].series[0].y == [2000.0, 3000.0, 2020.0]
+
+
+def test_a_faster_input_that_trains_no_faster_is_not_advised():
+    def limited(spec):
+        return bench(500.0) if spec.kind == "bench" else fed(spec)
+
+    options = dict(block_sizes=(8192,), workers=(0, 2), prefetch=(0, 4))
+    outcome, _ = driven(input.STUDY, limited, **options)
+    assert outcome.best_overrides[1:] == [
+        "--config.data.num_workers=0",
+        "--config.data.prefetch_batches=0",
+    ]
+    text = " ".join(outcome.conclusion)
+    assert "The input alone is 3.00 times" in text
+    assert "Training with it is 1.00 times" in text
+    assert "one thread without prefetching is best" in text
 
 
 def test_data_that_cannot_be_prepared_ends_the_study_of_the_input():

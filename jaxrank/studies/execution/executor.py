@@ -242,7 +242,7 @@ def _crash(path: Path, status: int, seconds: float) -> dict[str, object]:
 
 
 def _progress(result: RunResult, number: int, count: int, left: float) -> str:
-    """Returns the line of a finished run, such as "seed-3: 12.1 s (4 of 20, about 3 min left)"."""
+    """Returns the line of a finished run, such as "seed-3: 12.1 s (4 of 20 of this round)"."""
     text = f"{result.spec.name}: {result.seconds:.1f} s"
     if not result.is_done:
         text = f"{result.spec.name}: failed: {result.error.splitlines()[0]}"
@@ -250,4 +250,4 @@ def _progress(result: RunResult, number: int, count: int, left: float) -> str:
         name, value = next(iter(result.metrics.items()))
         text += f", {name} {value:.5f}"
     after = f", about {left:.0f} s left" if left < 120 else f", about {left / 60:.0f} min left"
-    return f"{text} ({number} of {count}{after if number < count else ''})"
+    return f"{text} ({number} of {count} of this round{after if number < count else ''})"
