@@ -60,9 +60,15 @@ def saved(config, workdir):
         return jax.device_put(np.asarray(x + random, x.dtype), x.sharding)
 
     state = jax.tree_util.tree_map_with_path(noise, job.program.init())
-    adam, *others = state.opt_state[0]
-    adam = adam._replace(count=adam.count + 16)
-    opt_state = ((adam, *others), *state.opt_state[1:])
+
+    def is_adam(part):
+        return hasattr(part, "mu")
+
+    opt_state = jax.tree.map(
+        lambda part: part._replace(count=part.count + 16) if is_adam(part) else part,
+        state.opt_state,
+        is_leaf=is_adam,
+    )
     state = state._replace(step=state.step + 16, opt_state=opt_state)
     job.save(16, state, None)
     workdirs.save(workdir, config, job.schema, job.hot)
