@@ -1,5 +1,6 @@
 """The ids and weights of columns of lists, by the rules of training."""
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from jaxrank_serving.errors import RequestError
 from jaxrank_serving.signature import Column, Ragged
 from jaxrank_serving.values import TEXTS, Cells, elements, numbers
 
+_WHOLE = re.compile(r"-?[0-9]{1,20}")
 _MIN_WEIGHT = 1e-38
 _MAX_WEIGHT = float(np.finfo(np.float32).max)
 _MUST_WEIGHT = "0 or a finite number of at least 1e-38"
@@ -125,13 +127,17 @@ def is_padding(entry: Ragged, value: Any, kind: str) -> bool:
     if isinstance(value, str) and kind in TEXTS:
         return value in entry.padding
     try:
-        return float(value) in _numeric(entry.padding)
+        number = _number(value) if isinstance(value, str) else value
+        if number != number:  # NaN
+            return kind.startswith("float") and "nan" in map(str.lower, entry.padding)
+        return number in map(int, filter(_WHOLE.fullmatch, entry.padding))
     except (ValueError, TypeError, OverflowError):
         return False
 
 
-def _numeric(padding: tuple[str, ...]) -> list[float]:
-    return [float(p) for p in padding if p.removeprefix("-").isdecimal() and p.isascii()]
+def _number(text: str) -> int | float:
+    """Returns the number that a text of a request stands for, without rounding a whole one."""
+    return int(text) if _WHOLE.fullmatch(text) else float(text)
 
 
 def _divided(entry: Ragged, ids: Cells) -> tuple[list[Any], list[Any]]:

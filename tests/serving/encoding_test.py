@@ -84,7 +84,7 @@ ENTRIES = {
     "list": dict(ragged={}),
     "list in brackets": dict(ragged=dict(brackets="read")),
     "list with brackets": dict(ragged=dict(brackets="keep")),
-    "list with padding": dict(ragged=dict(padding=["", "0", "-1"])),
+    "list with padding": dict(ragged=dict(padding=["", "0", "-1", "nan"])),
     "first ids": dict(ragged=dict(max_length=2, on_overlong="truncate")),
     "last ids": dict(
         ragged=dict(max_length=2, on_overlong="truncate", keep="last", combiner="sqrtn")

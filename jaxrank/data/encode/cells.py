@@ -1,5 +1,6 @@
 """Reads columns of ids: checks the ids and weights of each cell and truncates lists on request."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from jaxrank.data.encode.labels import not_negative
 from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
 from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec
+
+_WHOLE = re.compile(r"-?[0-9]{1,20}")  # has at most the digits of 64 bits
 
 
 def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
@@ -118,21 +121,30 @@ def _chosen(column: Column, keep: np.ndarray) -> Column:
 
 
 def is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
-    """Returns bool[n]: True where an id equals a text in `padding`. "" stands for a missing id."""
+    """Returns bool[n]: True where an id equals a text in `padding`.
+
+    "" stands for a missing id, and "nan" in a column of floats for NaN. A text that is not a whole
+    number matches no other number.
+    """
     result = np.zeros(len(values), bool)
     if "" in padding:
         result |= values.is_null().to_numpy(zero_copy_only=False)
     kind = values.type
     if is_text(kind) or pa.types.is_binary(kind):
         known = pa.array([p for p in padding if p]).cast(kind)
-    else:  # Numbers. A padding text that is not a number matches none of them.
-        spelled = pa.array([p for p in padding if p], pa.string())
-        numeric = pc.match_substring_regex(spelled, r"^-?[0-9]{1,18}$")
-        known = spelled.filter(numeric).cast(pa.int64())
-        if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
+    else:
+        numbers_left_out = [int(p) for p in padding if _WHOLE.fullmatch(p)]
+        if pa.types.is_floating(kind):
+            values = values.cast(pa.float64(), safe=False)
+            known = pa.array(map(float, numbers_left_out), pa.float64())
+            if "nan" in map(str.lower, padding):
+                result |= pc.fill_null(pc.is_nan(values), False).to_numpy(zero_copy_only=False)
+        elif pa.types.is_integer(kind):
+            low = -(1 << kind.bit_width - 1) if pa.types.is_signed_integer(kind) else 0
+            high = low + (1 << kind.bit_width)
+            known = pa.array([n for n in numbers_left_out if low <= n < high], kind)
+        else:
             return result
-        values = values.cast(pa.float64(), safe=False) if pa.types.is_floating(kind) else values
-        known = known.cast(values.type, safe=False)
     matches = pc.is_in(values, value_set=known, skip_nulls=True)
     return result | matches.to_numpy(zero_copy_only=False)
 

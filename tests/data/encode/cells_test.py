@@ -143,6 +143,26 @@ def test_padding_is_left_out_with_its_weights():
     assert result.weights.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "padding", "values", "left"),
+    [
+        (pa.int32(), "4294967296", [0, 1], [0, 1]),
+        (pa.int16(), "65535", [-1, 1], [-1, 1]),
+        (pa.uint32(), "-1", [2**32 - 1, 1], [2**32 - 1, 1]),
+        (pa.uint64(), "-1", [2**64 - 1, 1], [2**64 - 1, 1]),
+        (pa.uint64(), str(2**64 - 1), [2**64 - 1, 2**64 - 2], [2**64 - 2]),
+        (pa.int64(), str(2**63), [-(2**63), 1], [-(2**63), 1]),
+        (pa.int64(), str(-(2**63)), [-(2**63), 1], [1]),
+        (pa.float64(), "NaN", [float("nan"), 1.0, None], [1.0, None]),
+        (pa.float32(), "-1", [-1.0, 1.0], [1.0]),
+        (pa.string(), "nan", ["nan", "NaN"], ["NaN"]),
+    ],
+)
+def test_padding_leaves_out_only_the_same_number(kind, padding, values, left):
+    kept = ~cells.is_padding(pa.array(values, kind), (padding,))
+    assert pa.array(values, kind).filter(pa.array(kept)).to_pylist() == left
+
+
 @pytest.mark.parametrize("values", [["a", "a||b"], [["a"], ["a", None, "b"]]])
 def test_an_empty_id_is_rejected_with_the_field_that_leaves_it_out(values):
     with pytest.raises(BadRows, match=r"row 3.*without empty ids: .*Set padding=\[''\]"):
