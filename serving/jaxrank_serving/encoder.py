@@ -19,7 +19,7 @@ from jaxrank_serving.lists import Lists, combiner_factors, lists
 from jaxrank_serving.rows import MISSING, integer_rows
 from jaxrank_serving.sequences import sequence_lists
 from jaxrank_serving.signature import Categorical, Dense, Ragged, Signature
-from jaxrank_serving.values import Cells, elements, numbers, numbers_of_columns, texts
+from jaxrank_serving.values import Cells, as_text, elements, numbers, numbers_of_columns, texts
 
 MISSING_ROW, UNKNOWN_ROW, RESERVED_ROWS = 0, 1, 2
 _MAX_NUMBER = 1e150  # of a number, as in training
@@ -76,6 +76,7 @@ class Encoder:
         self._tables = {table.name: table for table in signature.tables}
         self._stacks = {stack.name: stack for stack in signature.stacks}
         self._columns = {column.name: column for column in signature.columns}
+        self._has_bytes = any(column.type == "binary" for column in signature.columns)
         self._derived = DerivedColumns(signature.derived, signature.time_format)
         self._missing_texts = frozenset(signature.missing_texts)
         self._pseudonymise = _pseudonymise(signature, hash_key)
@@ -102,6 +103,8 @@ class Encoder:
         """
         if self._missing_texts:
             columns = {name: self._without_missing(cells) for name, cells in columns.items()}
+        if self._has_bytes:
+            columns = {name: as_text(cells) for name, cells in columns.items()}
         if self._signature.derived:
             columns = self._derived.add(columns, rows)
         counts = np.zeros((len(self.names), 6), np.int64)

@@ -5,6 +5,7 @@ them. A value of another type than the column's is converted where only one mean
 """
 
 import contextlib
+import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
@@ -46,6 +47,30 @@ class Cells(NamedTuple):
         value = self.values[index]
         shown = "an empty value" if value is None or value == "" else f"{value!r:.80}"
         raise RequestError(self.column.name, row, must, shown)
+
+
+def as_text(cells: Cells) -> Cells:
+    """Returns the cells of a column of bytes as cells of text, as training reads them.
+
+    Cells of other columns stay as they are.
+    """
+    if cells.column.type != "binary":
+        return cells
+    values = []
+    for i, value in enumerate(cells.values):
+        try:
+            values.append(_decoded(value))
+        except UnicodeDecodeError:
+            cells.reject(i, "text in UTF-8")
+    return cells._replace(values=values, column=dataclasses.replace(cells.column, type="text"))
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_decoded(part) for part in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def scalar(value: Any) -> Any:

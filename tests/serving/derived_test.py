@@ -14,7 +14,7 @@ from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.requests import cells_of_request
 from jaxrank_serving.server.inference import metadata
 from jaxrank_serving.signature import Column, Derived
-from jaxrank_serving.values import Cells
+from jaxrank_serving.values import Cells, as_text
 
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.derive import derive
@@ -141,7 +141,8 @@ def scored_value(columns, types, row):
         for name, (values, kind) in types.items()
     }
     try:
-        return columns.add(cells, 1)["new"].values
+        texts = {name: as_text(column) for name, column in cells.items()}
+        return columns.add(texts, 1)["new"].values
     except RequestError:
         return None
 

@@ -40,6 +40,7 @@ LARGE = [2**31 - 1, 2**53, 2**63 - 1, -(2**63)]
 FLOATS = [None, 0.0, -0.0, 1.0, 36.0, 0.5, 14.0, 15.0, -5.0, float("nan"), float("inf"), 2047.0]
 FLOATS += [2048.0, 0.1]
 WIDE = [2.0**24 - 1, 2.0**24, 2.0**53, 2.0**53 - 1, 1e20, -1e20, 2.0**63, 1e151, 3e38]
+BYTES = [b"[1, 2]", b"1|2", b"a:0.5|0:1", b"[3]", b"0"]
 COLUMNS = {
     "text": (pa.string(), TEXTS),
     "int8": (pa.int8(), INTEGERS),
@@ -49,7 +50,8 @@ COLUMNS = {
     "float32": (pa.float32(), FLOATS + WIDE[:5] + WIDE[-1:]),
     "float64": (pa.float64(), FLOATS + WIDE),
     "bool": (pa.bool_(), [None, True, False]),
-    "binary": (pa.binary(), [None, b"", b"a", b"36", b"\xff", "é".encode()]),
+    "binary": (pa.binary(), [None, b"", b"a", b"36", b"\xff", "é".encode(), *BYTES]),
+    "list of binary": (pa.list_(pa.binary()), [None, [], [b"a", b""], [b"a:0.5"], [b"\xff"]]),
     "list of int64": (pa.list_(pa.int64()), [None, [], [1, 36], [0, 5, -1], [None, 1], [15, 14]]),
     "list of text": (
         pa.list_(pa.string()),

@@ -130,7 +130,7 @@ def is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
     if "" in padding:
         result |= values.is_null().to_numpy(zero_copy_only=False)
     kind = values.type
-    if is_text(kind) or pa.types.is_binary(kind):
+    if is_text(kind):
         known = pa.array([p for p in padding if p]).cast(kind)
     else:
         numbers_left_out = [int(p) for p in padding if _WHOLE.fullmatch(p)]

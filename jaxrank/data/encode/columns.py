@@ -20,7 +20,7 @@ from jaxrank.errors import InputError
 _EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 _LIST_HINTS = {
     kind: f" In records of tf.Example, set source.columns[{{!r}}]='list<{name}>'."
-    for kind, name in {pa.int64(): "int64", pa.float32(): "float32", pa.binary(): "bytes"}.items()
+    for kind, name in {pa.int64(): "int64", pa.float32(): "float32"}.items()
 }
 MISSING_WORDS = frozenset(
     ("nan", "null", "none", "na", "n/a", "nil", "nat", "missing", "undefined", "unknown", "\\n")
@@ -69,11 +69,17 @@ def python_value(values: pa.Array, index: int) -> Any:
 
 
 def read_column(chunk: Chunk, name: str) -> Column:
-    """Returns the chunk's column of that name with decoded dictionaries and null for empty text."""
+    """Returns the chunk's column of that name with decoded dictionaries and null for empty text.
+
+    Bytes are text.
+
+    Raises:
+        BadRows: bytes are not UTF-8.
+    """
     index = chunk.batch.schema.get_field_index(name)
     if index < 0:
         raise InputError(f"{chunk.file}: must have a column {name!r}: found none of that name.")
-    return Column(_simplified(chunk.batch.column(index)), name, chunk)
+    return _simplified(Column(chunk.batch.column(index), name, chunk))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -90,19 +96,23 @@ def is_list(kind: pa.DataType) -> bool:
     )
 
 
-def _simplified(values: pa.Array) -> pa.Array:
-    """Decodes dictionaries and casts text to `string` with null for the empty text."""
+def _simplified(column: Column) -> Column:
+    """Decodes dictionaries and casts text and bytes to `string` with null for the empty text."""
+    values = column.values
     if pa.types.is_dictionary(values.type):
-        return _simplified(values.dictionary_decode())
+        return _simplified(column._replace(values=values.dictionary_decode()))
     if pa.types.is_null(values.type):
-        return values.cast(pa.string())
-    if is_text(values.type):
-        values = values.cast(pa.string())
+        return column._replace(values=values.cast(pa.string()))
+    if is_text(values.type) or pa.types.is_binary(values.type):
+        try:
+            values = values.cast(pa.string())
+        except pa.ArrowInvalid:
+            column.reject(uncastable(values, pa.string()), "text in UTF-8")
         empty = pc.equal(values, "")
         # A CSV reader returns empty text as null already, so this check is the only cost.
         if pc.any(empty).as_py():
             values = pc.if_else(empty, pa.scalar(None, pa.string()), values)
-    return values
+    return column._replace(values=values)
 
 
 def numbers(
@@ -193,7 +203,6 @@ def check_id_type(column: Column) -> None:
         or pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
         or pa.types.is_boolean(kind)
-        or pa.types.is_binary(kind)
     ):
         hint = " Write it as text or as whole numbers."
         if pa.types.is_struct(kind) or pa.types.is_map(kind):
@@ -231,11 +240,6 @@ def texts(column: Column) -> pa.Array:
     kind = column.values.type
     if is_text(kind):
         return column.values
-    if pa.types.is_binary(kind):
-        try:
-            return _simplified(column.values.cast(pa.string()))
-        except pa.ArrowInvalid:
-            column.reject(uncastable(column.values, pa.string()), "text in UTF-8")
     if pa.types.is_uint64(kind):
         return column.values.cast(pa.string())
     check_exact(column)
@@ -269,10 +273,8 @@ def elements(
             hint = " Write its keys and its values as two columns of lists."
         column.reject_type(f"{must}, as text or of a list type", hint)
     lengths = pc.list_value_length(values).fill_null(0)
-    return column._replace(
-        values=_simplified(values.flatten()),
-        lengths=lengths.to_numpy(zero_copy_only=False).astype(np.int64),
-    )
+    counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    return _simplified(column._replace(values=values.flatten(), lengths=counts))
 
 
 def _has_brackets(column: Column, brackets: str) -> np.ndarray:

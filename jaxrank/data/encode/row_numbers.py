@@ -6,7 +6,6 @@ import pyarrow.compute as pc
 import xxhash
 
 from jaxrank.data.encode.columns import (
-    ID_TYPES,
     Column,
     check_id_type,
     inexact,
@@ -31,8 +30,6 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
         InputError: an id is not an integer, or is out of range under "error". Names its place.
     """
     check_id_type(column)
-    if pa.types.is_binary(column.values.type):
-        column.reject_type(ID_TYPES)
     rejects = table.on_bad_id == "error"
     row = f"a row of the table {table.name!r}, 0 to {table.rows - 1} (rows={table.rows}), or empty"
     narrow = _int64(column, row if rejects else "a whole number, or empty")

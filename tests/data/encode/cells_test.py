@@ -66,15 +66,19 @@ BRACKETS = [
 
 @pytest.mark.parametrize(("cell", "ids"), BRACKETS)
 @pytest.mark.parametrize("separator", [",", "|", ", "])
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()], ids=str)
 def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brackets(
-    cell, ids, separator
+    cell, ids, separator, kind
 ):
+    def lists_of(values, **settings):
+        return lists(pa.array(values).cast(kind), separator=separator, **settings)
+
     with pytest.raises(BadRows, match=r"row 3, column h: must be .*not in brackets or quotes"):
-        lists(["7", cell], separator=separator)
+        lists_of(["7", cell])
     plain = separator.join(["7", "9"])
-    result = lists([plain, cell, None], separator=separator, brackets="read")
+    result = lists_of([plain, cell, None], brackets="read")
     assert result == [["7", "9"], ids, []]
-    assert lists([cell], separator=separator, brackets="keep") == [cell.split(separator)]
+    assert lists_of([cell], brackets="keep") == [cell.split(separator)]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +118,8 @@ def test_a_list_in_a_column_of_single_ids_is_rejected(cell):
     assert cells.id_elements(ids, make_chunk(h=kept)).values.to_pylist() == kept
     with pytest.raises(BadRows, match=r"row 3, column h: must be one id, not a list in brackets"):
         cells.id_elements(ids, make_chunk(h=["a", cell]))
+    with pytest.raises(BadRows, match=r"row 3, column h: must be one id, not a list in brackets"):
+        cells.id_elements(ids, make_chunk(h=[b"a", cell.encode()]))
     kept = CategoricalSpec(("h",), brackets="keep")
     assert cells.id_elements(kept, make_chunk(h=[cell])).values.to_pylist() == [cell]
 
@@ -163,16 +169,32 @@ def test_padding_leaves_out_only_the_same_number(kind, padding, values, left):
     assert pa.array(values, kind).filter(pa.array(kept)).to_pylist() == left
 
 
-@pytest.mark.parametrize("values", [["a", "a||b"], [["a"], ["a", None, "b"]]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "a||b"],
+        [["a"], ["a", None, "b"]],
+        [["a"], ["a", ""]],
+        [b"a", b"a||b"],
+        [[b"a"], [b"a", b""]],
+    ],
+)
 def test_an_empty_id_is_rejected_with_the_field_that_leaves_it_out(values):
     with pytest.raises(BadRows, match=r"row 3.*without empty ids: .*Set padding=\[''\]"):
         lists(values)
+
+
+def test_bytes_that_are_not_text_are_rejected_with_their_row():
+    with pytest.raises(BadRows, match=r"row 3, column h: must be text in UTF-8: found b'\\xff'"):
+        lists([[b"a"], [b"b", b"\xff"]])
 
 
 def test_ids_and_weights_may_be_in_one_cell():
     result = lists(["12:0.5|13:2", "", "a:b:1e-1"], weight_separator=":")
     assert result == ([["12", "13"], [], ["a:b"]], [0.5, 2, 0.1])
     result = lists(["12:0.5||0", "13:1"], weight_separator=":", padding=("", "0"))
+    assert result == ([["12"], ["13"]], [0.5, 1])
+    result = lists([[b"12:0.5", b""], [b"13:1"]], weight_separator=":", padding=("",))
     assert result == ([["12"], ["13"]], [0.5, 1])
     with pytest.raises(BadRows, match="row 3, column h: must be a list of ids and weights"):
         lists(["1:1", "1:1|2"], weight_separator=":")
