@@ -92,9 +92,13 @@ def _is_list(cell: str) -> bool:
     return has_parts or _DIGITS.fullmatch(inner) is not None
 
 
-def read(cell: str) -> list[str | None] | None:
+def read(cell: str, separator: str = ",") -> list[str | None] | None:
     """Parses a bracketed cell into ids as text, None for a missing id. Returns None if it is
     invalid.
+
+    Args:
+        separator: of the ids in cells without brackets. Unquoted ids in brackets may be between it,
+            commas or spaces, but not between two of them.
     """
     text = _without_name(cell.strip())
     for parse in (_parse_json, ast.literal_eval):
@@ -112,7 +116,7 @@ def read(cell: str) -> list[str | None] | None:
             return _texts(values)
         if isinstance(values, bytes):
             return None
-    return _words(text)
+    return _words(text, separator)
 
 
 def _without_name(text: str) -> str:
@@ -152,7 +156,7 @@ def _texts(values: Any) -> list[str | None] | None:
     return result
 
 
-def _words(text: str) -> list[str | None] | None:
+def _words(text: str, separator: str) -> list[str | None] | None:
     """Parses a list that is neither JSON nor Python: "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
     if _PAIRS.get(text[:1]) == text[-1:]:
         text = text[1:-1].strip()
@@ -162,7 +166,12 @@ def _words(text: str) -> list[str | None] | None:
         return None  # a nested list, or one whose end is missing
     if not text:
         return []
-    words = text.split(",") if "," in text else text.split()
+    if separator.strip(", ") and separator in text:
+        if "," in text:
+            return None  # either may be part of an id
+        words = text.split(separator)
+    else:
+        words = text.split(",") if "," in text else text.split()
     result: list[str | None] = []
     for word in map(str.strip, words):
         quote = word[:1] if word[:1] in ("'", '"') else ""

@@ -319,7 +319,7 @@ def _split(
     if brackets != "keep" and is_bracketed(cell):
         if brackets == "error":
             cells.reject(i, "a list with only separators between its ids, not in brackets")
-        values = read(cell)
+        values = read(cell, separator)
         if values is None:
             cells.reject(i, f"{must} of ids or numbers in brackets, between commas")
         return values

@@ -68,7 +68,8 @@ def generated(count):
         yield space + opening + inner + closing
 
 
-def test_the_scorer_reads_brackets_as_the_preparation_does():
+@pytest.mark.parametrize("separator", [",", "|", "\\"])
+def test_the_scorer_reads_brackets_as_the_preparation_does(separator):
     cells = list(generated(5000))
     expected = preparation.bracketed(pa.array(cells))
     assert 500 < expected.sum() < 4500
@@ -78,8 +79,8 @@ def test_the_scorer_reads_brackets_as_the_preparation_does():
     assert 300 < sum(lists) < expected.sum() - 300
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of Python, about escapes in cells
-        lists = [preparation.read(cell) for cell in cells]
-        assert [scorer.read(cell) for cell in cells] == lists
+        lists = [preparation.read(cell, separator) for cell in cells]
+        assert [scorer.read(cell, separator) for cell in cells] == lists
     assert sum(values is None for values in lists) > 500
     assert sum(bool(values) for values in lists) > 500
 

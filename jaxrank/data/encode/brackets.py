@@ -32,6 +32,7 @@ _WHOLE = rf"(?s)^\s*({_BRACKETS})\s*$"
 _LIST = (
     rf"(?s)^\s*(?:{_WORD})?[\[({{<]\s*(?:[-+]?[0-9][0-9.]*|[\[({{].*|.*[,'\"].*)?\s*[\])}}>]\s*$"
 )
+_OPENED, _CLOSED = r"^\s*[\[({][^\])}]*$", r"^[^\[({]*[\])}]\s*$"
 _FIRST = np.frombuffer(b"[({<'\" \t\n\f\r", np.uint8)
 _LAST = np.frombuffer(b"])}>'\" \t\n\f\r", np.uint8)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
@@ -59,6 +60,30 @@ def lists(cells: pa.Array) -> np.ndarray:
     return result & pc.fill_null(matches, False).to_numpy(zero_copy_only=False)
 
 
+def in_lists(cells: pa.Array, lengths: np.ndarray) -> np.ndarray:
+    """Returns bool[n]: True for a list within a list, and for the ends of a text "[1, 2]" that was
+    split.
+
+    Args:
+        cells: texts, those of one list after the other.
+        lengths: of the lists, i64[lists].
+    """
+    result = lists(cells)
+    if not _may_be(cells):
+        return result
+    several = lengths > 1
+    last = np.cumsum(lengths)[several] - 1
+    first = last + 1 - lengths[several]
+    opens, closes = (
+        pc.fill_null(pc.match_substring_regex(cells.take(pa.array(places)), pattern), False)
+        for places, pattern in ((first, _OPENED), (last, _CLOSED))
+    )
+    is_split = pc.and_(opens, closes).to_numpy(zero_copy_only=False)
+    result = result.copy()
+    result[first[is_split]] = True
+    return result
+
+
 def _may_be(cells: pa.Array) -> bool:
     """Returns False if no text can be such a cell by its first and last byte, which is cheap."""
     _, offsets, data = cells.buffers()
@@ -71,9 +96,13 @@ def _may_be(cells: pa.Array) -> bool:
     return bool(np.isin(first, _FIRST).any() or np.isin(last, _LAST).any())
 
 
-def read(cell: str) -> list[str | None] | None:
+def read(cell: str, separator: str = ",") -> list[str | None] | None:
     """Parses a bracketed cell into ids as text, None for a missing id. Returns None if it is
     invalid.
+
+    Args:
+        separator: of the ids in cells without brackets. Unquoted ids in brackets may be between it,
+            commas or spaces, but not between two of them.
     """
     text = _without_name(cell.strip())
     for parse in (_parse_json, ast.literal_eval):
@@ -91,7 +120,7 @@ def read(cell: str) -> list[str | None] | None:
             return _texts(values)
         if isinstance(values, bytes):
             return None
-    return _words(text)
+    return _words(text, separator)
 
 
 def _without_name(text: str) -> str:
@@ -131,7 +160,7 @@ def _texts(values: Any) -> list[str | None] | None:
     return result
 
 
-def _words(text: str) -> list[str | None] | None:
+def _words(text: str, separator: str) -> list[str | None] | None:
     """Parses a list that is neither JSON nor Python: "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
     if _PAIRS.get(text[:1]) == text[-1:]:
         text = text[1:-1].strip()
@@ -141,7 +170,12 @@ def _words(text: str) -> list[str | None] | None:
         return None  # a nested list, or one whose end is missing
     if not text:
         return []
-    words = text.split(",") if "," in text else text.split()
+    if separator.strip(", ") and separator in text:
+        if "," in text:
+            return None  # either may be part of an id
+        words = text.split(separator)
+    else:
+        words = text.split(",") if "," in text else text.split()
     result: list[str | None] = []
     for word in map(str.strip, words):
         quote = word[:1] if word[:1] in ("'", '"') else ""

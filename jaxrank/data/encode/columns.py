@@ -274,7 +274,17 @@ def elements(
         column.reject_type(f"{must}, as text or of a list type", hint)
     lengths = pc.list_value_length(values).fill_null(0)
     counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-    return _simplified(column._replace(values=values.flatten(), lengths=counts))
+    result = _simplified(column._replace(values=values.flatten(), lengths=counts))
+    if brackets != "keep" and is_list(column.values.type) and is_text(result.values.type):
+        cells = bracketed_cells.in_lists(result.values, counts)
+        if cells.any():
+            result.reject(
+                np.flatnonzero(cells),
+                f"{must} whose parts have no brackets of a list",
+                " Write the ids themselves as the parts. Set brackets='keep' where brackets are"
+                " parts of ids.",
+            )
+    return result
 
 
 def _has_brackets(column: Column, brackets: str) -> np.ndarray:
@@ -295,12 +305,13 @@ def _strip_brackets(column: Column, separator: str, must: str, cells: np.ndarray
     values = column.values
     # Many cells are equal. Each different one is parsed once.
     encoded = values.filter(pa.array(cells)).dictionary_encode()
-    parsed = [bracketed_cells.read(cell) for cell in encoded.dictionary.to_pylist()]
+    parsed = [bracketed_cells.read(cell, separator) for cell in encoded.dictionary.to_pylist()]
     indices = encoded.indices.to_numpy()
     unread = np.array([p is None for p in parsed])[indices]
     if unread.any():
         rows = np.flatnonzero(cells)[unread]
-        column.reject(rows, f"{must} of ids or numbers in brackets, between commas")
+        between = f"commas or {separator!r}" if separator.strip(", ") else "commas"
+        column.reject(rows, f"{must} of ids or numbers in brackets, between {between}")
     others = column._replace(
         values=pc.if_else(pa.array(cells), pa.scalar(None, pa.string()), values)
     )

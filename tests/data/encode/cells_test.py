@@ -85,13 +85,31 @@ def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brac
     "cell",
     [
         *("[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)", "{1: 0.5}"),
-        *("[1, 2", "1, 2]", "[1, 2)", "['a', 1e20]", "b'a',b'c'", "b'a'", "'a'|'b'"),
+        *("[1, 2", "1, 2]", "[1, 2)", "['a', 1e20]", "b'a',b'c'", "b'a'", "'a';'b'", "[1|2, 3]"),
         *("tensor([[1, 2], [3]])", "[np.int64(1), np.int64(2)]", "Counter({1: 2})"),
     ],
 )
 def test_brackets_that_hold_more_than_ids_are_rejected(cell):
     with pytest.raises(BadRows, match="row 2, column h: must be a list of ids or numbers in brac"):
         lists([cell], brackets="read")
+
+
+@pytest.mark.parametrize("separator", ["|", ";", "||"])
+@pytest.mark.parametrize("form", ["[{}]", "({})", "List({})", " {{{}}} ", "[ {} ]"])
+def test_ids_in_brackets_may_be_between_the_separator_of_the_feature(form, separator):
+    settings = dict(separator=separator, brackets="read")
+    cells = [form.format(separator.join(ids)) for ids in ("123", "4", ["'a'", '"b c"'])]
+    assert lists(cells, **settings) == [["1", "2", "3"], ["4"], ["a", "b c"]]
+
+
+@pytest.mark.parametrize("brackets", ["error", "read"])
+@pytest.mark.parametrize("parts", [["[1", "2]"], ["{a", "b", "c}"], ["[4]"], ["7", "(1, 2)"]])
+def test_brackets_of_lists_in_the_parts_of_a_list_are_rejected(parts, brackets):
+    kept = [["(none)", ":)"], [":(", "a)"], ["[x", "y"], ["[deleted]"], []]
+    assert lists(kept, brackets=brackets) == kept
+    with pytest.raises(BadRows, match="row 3, column h: .*no brackets of a list: found"):
+        lists([["a"], parts], brackets=brackets)
+    assert lists([parts], brackets="keep") == [parts]
 
 
 @pytest.mark.parametrize(
