@@ -15,6 +15,7 @@ def integer_rows(cells: Cells, table: Table) -> tuple[np.ndarray, int]:
     values = row_numbers(cells)
     in_data = table.rows - (table.on_bad_id == "oov")
     exact = EXACT_BELOW.get(cells.column.type, in_data)
+    is_hashed = table.on_bad_id == "hash" and cells.column.type in EXACT_BELOW
     # A number of more than 64 bits is out of range. The largest stands for it.
     most = _MAX_INT64
     try:
@@ -27,7 +28,7 @@ def integer_rows(cells: Cells, table: Table) -> tuple[np.ndarray, int]:
         value = values[i]
         if value is None:
             rows[i] = MISSING
-        elif 0 <= value < in_data:
+        elif 0 <= value < in_data or (is_hashed and exact <= abs(value)):
             cells.reject(i, f"a row that {cells.column.type} does not round")
         else:
             bad += 1

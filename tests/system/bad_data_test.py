@@ -511,6 +511,17 @@ def test_integer_id_of_a_native_type_out_of_range(tmp_path, kind, bad):
         )
 
 
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [(pa.float64(), 2.0**53 + 2), (pa.float64(), -1e30), (pa.float32(), 2.0**24)],
+)
+def test_a_rounded_integer_id_is_not_hashed(tmp_path, kind, bad):
+    columns = {"label": [1] * 3, "user": pa.array([7.0, None, bad], kind)}
+    ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="hash")]
+    with rejected(f"day.parquet, row 3, column user: must be a row that {kind} does not round"):
+        run_parquet(tmp_path, columns, categorical=ids)
+
+
 @pytest.mark.parametrize("bad", [2.5, float("nan"), float("inf"), float("-inf")])
 def test_float_ids_that_are_no_whole_numbers_have_no_policy(tmp_path, bad):
     columns = {"label": [1] * 4, "user": [7.0, 1e300, None, bad]}

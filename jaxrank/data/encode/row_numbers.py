@@ -18,6 +18,7 @@ from jaxrank.features import PAD
 # _LONG matches 19 or more digits without leading zeros: all numbers that overflow 64 bits, and
 # some that are larger than any table.
 _PADDING_HINT = " Set `padding` of the feature to leave ids that only fill up lists out of them."
+_LARGE = 2.0**62  # rounded in all types of floats
 _LONG = r"^-?0*[1-9][0-9]{18,}$"
 
 
@@ -35,7 +36,11 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
     narrow = _int64(column, row if rejects else "a whole number, or empty")
     numbers = narrow.fill_null(-1).to_numpy(zero_copy_only=False)
     if pa.types.is_floating(column.values.type):
-        rounded = inexact(np.abs(numbers), column.values.type) & (numbers < table.rows)
+        sizes = np.abs(column.values.to_numpy(zero_copy_only=False).astype(np.float64))
+        if table.on_bad_id == "hash":  # of any size
+            rounded = inexact(np.minimum(sizes, _LARGE), column.values.type)
+        else:  # ids out of range are not told apart
+            rounded = inexact(sizes, column.values.type) & (numbers < table.rows)
         if rounded.any():
             column.reject(
                 np.flatnonzero(rounded),

@@ -407,6 +407,8 @@ def test_an_id_outside_its_table_gets_the_row_of_its_policy(tmp_path, policy, ki
     bad = [v for v in BAD if least <= v <= most] * 2
     if kind == "float":  # as the nearest float
         bad = [int(float(v)) for v in bad]
+        if policy == "hash":  # larger floats were rounded, so that ids would share a hash
+            bad = [v for v in bad if abs(v) < 2**53]
     values = [v for pair in zip(bad, GOOD * len(bad), strict=False) for v in pair] + GOOD
     lists = [values[i : i + 3] for i in range(0, len(values), 3)]
     lists = [[v for v in cells if v is not None] for cells in lists]
