@@ -34,7 +34,8 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
 
     A pattern with wildcards skips the columns that a task names, weights of lists, kept columns,
     and columns that another section names without wildcards. A pattern of only wildcards, such as
-    "*", takes only columns that no other entry takes. Buckets may share their columns with floats:
+    "*" or "[a-z]*", takes only columns that no other entry takes, and as ids none that a derived
+    number or time is computed from. Buckets may share their columns with floats:
     they neither reserve columns nor skip those that other sections name.
 
     Args:
@@ -59,7 +60,9 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
     _exact(spec.group, columns, "features.group")
     ragged = [entry for entry in spec.ragged if not computed & set(entry.columns)]
     sections = {"dense": spec.dense, "categorical": spec.categorical, "ragged": ragged}
-    claims = _Claims(sections, columns)
+    # The ids of a cross may be features too. Numbers and times that others read are no ids.
+    computed_from = {c for d in spec.derived if d.kind != "cross" for c in d.columns}
+    claims = _Claims(sections, columns, computed_from)
     floats, ids, lists = (
         _expand(entries, columns, reserved, section, claims)
         for section, entries in sections.items()
@@ -147,10 +150,21 @@ def _exact(name: str, columns: Sequence[str], where: str) -> str:
 
 
 class _Claims:
-    """The columns that the entries of all sections take by name or by a pattern with letters."""
+    """The columns that the entries of all sections take by name or by a pattern with letters.
 
-    def __init__(self, sections: Mapping[str, Sequence[Any]], columns: Sequence[str]):
+    Args:
+        computed_from: numbers and times that derived columns are computed from. A pattern of only
+            wildcards does not take them as ids.
+    """
+
+    def __init__(
+        self,
+        sections: Mapping[str, Sequence[Any]],
+        columns: Sequence[str],
+        computed_from: Collection[str],
+    ):
         known = set(columns)
+        self._computed_from = set(computed_from)
         self._named: dict[str, set[str]] = {}
         self._matched: list[tuple[Any, set[str]]] = []
         for section, entries in sections.items():
@@ -168,6 +182,8 @@ class _Claims:
         others = [names for other, names in self._named.items() if other != section]
         if _is_catch_all(pattern):
             others += [c for e, c in self._matched if e is not entry]
+            if section != "dense":
+                others.append(self._computed_from)
         return set().union(*others)
 
 
@@ -176,7 +192,7 @@ def _is_bucket(entry: Any) -> bool:
 
 
 def _is_catch_all(pattern: str) -> bool:
-    return not pattern.strip("*?")
+    return not re.sub(r"\[.[^\]]*\]", "", pattern).strip("*?")
 
 
 def _match(

@@ -20,6 +20,7 @@ from jaxrank.data.examples import join
 from jaxrank.data.prepare import encode_unit
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.sources import text
+from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import resolve
 from jaxrank.data.store.reader import is_store, open_store
@@ -769,6 +770,21 @@ def test_all_blocks_but_the_last_are_full(tmp_path, monkeypatch, block_size):
             ),
             (["price"], ["price"]),
         ),
+        (
+            dict(dense=[dict(columns="p*")], categorical=[dict(columns="[a-z]*")]),
+            (["price"], [*"abh"]),
+        ),
+        (
+            dict(
+                derived=[
+                    dict(name="log", kind="log", columns="price"),
+                    dict(name="ab", kind="cross", columns=["a", "b"]),
+                ],
+                dense=[dict(columns="log")],
+                categorical=[dict(columns="*")],
+            ),
+            (["log"], ["a", "ab", "b", "h"]),
+        ),
     ],
 )
 def test_a_pattern_passes_over_what_other_entries_name(features, expected):
@@ -778,7 +794,7 @@ def test_a_pattern_passes_over_what_other_entries_name(features, expected):
         with pytest.raises(InputError, match=r"categorical\[0\].columns: 'p\*' matches no column"):
             resolve(spec, columns)
         return
-    result = resolve(spec, columns)
+    result = resolve(spec, add_derived(spec.derived, columns))
     assert ([f.name for f in result.dense], sorted(f.name for f in result.categorical)) == expected
 
 
