@@ -103,6 +103,7 @@ def test_files_without_rows_are_passed_over_where_others_of_the_split_have_some(
     with rejected("a.csv: must have at least one row: found none, nor in the other files of its"):
         run_files(tmp_path / "none", [str(tmp_path / "a.csv"), str(tmp_path / "c.csv")])
     (tmp_path / "d.csv").write_text("")
+    (tmp_path / "f.csv").write_bytes(b"\xef\xbb\xbf")
     (tmp_path / "e.csv.gz").write_bytes(gzip.compress(b""))
     assert run_files(tmp_path / "some", str(tmp_path / "*.csv*")).splits["train"].rows == 3
     with rejected("d.csv: must have at least one row: found none, the file is empty"):

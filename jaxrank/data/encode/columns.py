@@ -44,8 +44,15 @@ class Column(NamedTuple):
         value = python_value(self.values, int(indices[0]))
         actual = "an empty value" if value is None else repr(value)
         if not hint and isinstance(value, str) and value.strip().lower() in MISSING_WORDS:
-            field = "source.null_values" if self.lengths is None else "`padding` of the feature"
+            is_cell = self.lengths is None
+            field = "source.null_values" if is_cell else "`padding` of the feature"
             hint = f" If it stands for a missing value, list it in {field}."
+            if is_cell:
+                hint += " Formats with types have no such field: write null."
+        if not hint and value != value:  # NaN
+            hint = " If NaN stands for a missing value, write null."
+            if self.lengths is not None:
+                hint += " A feature in `ragged` may list 'nan' in `padding`."
         rows = indices
         if self.lengths is not None:
             rows = np.searchsorted(np.cumsum(self.lengths), indices, side="right")

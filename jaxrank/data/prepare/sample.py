@@ -100,7 +100,7 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
     share = _share(words)
     if share > 0:
         texts = pc.unique(values.filter(words)).to_pylist()[:_MAX_SHOWN_VALUES]
-        field = "padding" if isinstance(entry, RaggedSpec) else "source.null_values"
+        field = "padding" if is_list else "source.null_values (csv), or write null"
         yield (
             f"feature {entry.name}: {share:.1%} of the first {len(values):,} values are"
             f" {', '.join(map(repr, texts))}, which are read as values. If they mean that a value"

@@ -12,7 +12,7 @@ def common_type(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
     """Returns a type that can represent the values of all these types, or None if there is none.
 
     A column of nulls is compatible with any type. Integers of all widths and floats are numbers.
-    Text, dictionary-encoded or not, is text.
+    Text, dictionary-encoded or not, is text. With bytes it is bytes.
     """
     result: pa.DataType | None = pa.null()
     for kind in kinds:
@@ -30,8 +30,8 @@ def _joined(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
         return _joined(*(k.value_type if pa.types.is_dictionary(k) else k for k in (a, b)))
     if _every_kind(is_text, a, b):
         return pa.string()
-    if _every_kind(_is_bytes, a, b):
-        return pa.binary()
+    if _every_kind(_is_bytes_or_text, a, b):
+        return pa.binary()  # is read as text
     if _every_kind(_is_number, a, b):
         return _number(a, b)
     if _every_kind(_is_time, a, b):
@@ -46,8 +46,8 @@ def _every_kind(test: object, *kinds: pa.DataType) -> bool:
     return all(test(kind) for kind in kinds)  # type: ignore[operator]
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+def _is_bytes_or_text(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_text(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -66,12 +66,16 @@ class ParquetSource:
     def __init__(self, paths_of: Mapping[str, Sequence[str]], used: Collection[str] = ()):
         self._paths_of = {split: _some(table_formats.current(p)) for split, p in paths_of.items()}
         self._used = used
-        paths = self.files
-        self.partitions = Partitions(paths)
-        described = {path: _described(path) for path in paths}
-        self._schemas = {path: schema for path, (schema, _) in described.items()}
-        self.row_groups = {path: groups for path, (_, groups) in described.items()}
-        check_rows(paths_of, [path for path in paths if not self.row_groups[path].rows.sum()])
+        described = {path: _described(path) for path in self.files}
+        has_rows = {path: groups.rows.sum() > 0 for path, (_, groups) in described.items()}
+        check_rows(self._paths_of, [path for path, has in has_rows.items() if not has])
+        # A file without rows may have been written with other types, or without columns.
+        self._paths_of = {
+            s: [p for p in paths if has_rows[p]] for s, paths in self._paths_of.items()
+        }
+        self.partitions = Partitions(self.files)
+        self._schemas = {path: described[path][0] for path in self.files}
+        self.row_groups = {path: described[path][1] for path in self.files}
         schemas = self._schemas.values()
         kinds = column_types.differing(list(zip(s.names, s.types, strict=True)) for s in schemas)
         common = {name: column_types.common_type(sorted(k, key=str)) for name, k in kinds.items()}

@@ -346,8 +346,10 @@ def _not_empty(paths: Sequence[str]) -> list[str]:
 
 
 def _is_empty(path: str) -> bool:
-    size = files.describe(path).size
-    return size <= _MAX_EMPTY_FILE_BYTES and lines.first_line(path) == (b"", False)
+    if files.describe(path).size > _MAX_EMPTY_FILE_BYTES:
+        return False
+    line, more = lines.first_line(path)
+    return not more and not line.removeprefix(BYTE_ORDER_MARK)
 
 
 def _criteo_columns(path: str) -> list[str]:

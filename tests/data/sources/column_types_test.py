@@ -28,6 +28,7 @@ PAIRS = {
     "signs": (pa.array(NUMBERS, pa.uint8()), pa.array(NUMBERS, pa.int16())),
     "booleans": (pa.array([True, False]), pa.array([1, 0])),
     "large text": (TEXT.cast(pa.large_string()), TEXT),
+    "text and bytes": (TEXT, TEXT.cast(pa.binary())),
     "bytes": (TEXT.cast(pa.binary()), TEXT.cast(pa.large_binary())),
 }  # fmt: skip
 
@@ -109,10 +110,23 @@ def test_ids_that_were_rounded_are_not_hidden_by_another_file(tmp_path):
         prepared(tmp_path, columns, categorical=[dict(columns="c")])
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("schema", [[], [("label", "f8"), ("c", "i8")]], ids=["none", "others"])
+def test_a_file_without_rows_may_have_other_columns(tmp_path, schema, place):
+    files = [pa.table({"label": [1, 0], "c": TEXT})]
+    files.insert(place, pa.schema(schema).empty_table())
+    for i, table in enumerate(files):
+        pq.write_table(table, tmp_path / f"{i}.parquet")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "*.parquet")))
+    features = dict(tasks=[TASK], categorical=[dict(columns="c")])
+    store = prepare(features, source, tmp_path / "s", report=lambda _: None)
+    assert store.split("train").statistics["rows"] == 2
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [(pa.array(NUMBERS), TEXT), (pa.array(NUMBERS, "u8"), pa.array(NUMBERS)),
-     (pa.array([[1], [2]]), pa.array(NUMBERS)), (TEXT, TEXT.cast(pa.binary()))],
+     (pa.array([[1], [2]]), pa.array(NUMBERS)),],
 )  # fmt: skip
 def test_types_of_other_values_are_rejected_with_what_to_do(tmp_path, first, second):
     message = r"1.parquet, column c: must be of type .* as in .*0.*Write the column with one type"

@@ -417,7 +417,7 @@ def test_a_value_of_parquet_is_spelled_as_the_page_on_data_says(
     ("values", "message"),
     [
         (pa.array([0.5]), "text or whole numbers: found 0.5"),
-        (pa.array([np.nan], pa.float64()), "text or whole numbers: found nan"),
+        (pa.array([np.nan], pa.float64()), "text or whole numbers: found nan. If NaN .*write null"),
         (pa.array([1e18]), "a whole number below 9,007,199,254,740,992, as double rounds others"),
         (pa.array([1e20]), r"text or whole numbers: found 1e\+20"),
         (pa.array([b"\xff"]), r"text in UTF-8: found b'\\xff'"),
