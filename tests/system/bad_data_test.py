@@ -457,6 +457,38 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
     assert "tags: 25.0% of the first 4 values begin or end with a space, such as ' d:1'" in reported
 
 
+@pytest.mark.parametrize(
+    ("cells", "section", "note"),
+    [
+        (["12:0.5", "12:0.7"], "categorical", "100% .* name the column in `ragged` with weight"),
+        (["shoes:42", "hats:7"], "categorical", ""),
+        (["12 0.5|13 2", "12 0.7"], "ragged", "67% .* such as '12 0.5'. .* set weight_separ"),
+        (["12(0.5)|13(2)", "12(0.7)"], "ragged", "67% .* such as '12.0.5.'"),
+        (["12_0.5|13_2.0", "12_0.7"], "ragged", "100% .* such as '12_0.5'"),
+        (["0.5:a|2.0:b", "0.7:a"], "ragged", "100% .* begin .* write it behind the id"),
+        (["12:50%|13:20%", "12:70%"], "ragged", "100% .* such as '12:50%'"),
+        (["12:0.5|13|14|15", "12:0.7|16|17"], "ragged", "29% .* such as '12:0.5'"),
+        (["1 2 3", "4 5"], "ragged", "contain ' ', .* set separator=' '"),
+        (["New York|Paris", "San Jose"], "ragged", ""),
+        (["1\t2\t3", "4\t5"], "ragged", r"contain '\\t'"),
+        (["1\x022\x023", "4\x025"], "ragged", r"contain '\\x02'"),
+        (["1/2/3", "4/5"], "ragged", "contain '/'"),
+        (["news/sport", "news/tv"], "ragged", ""),
+        ([["1|2"], ["3|4", "5"]], "ragged", r"contain '\|', .* write each id as a part"),
+        ([[b"1|2"], [b"3|4", b"5"]], "ragged", r"contain '\|', .* write each id as a part"),
+    ],
+)
+def test_ids_that_seem_to_hold_more_than_an_id_are_reported(tmp_path, cells, section, note):
+    lines: list[str] = []
+    pq.write_table(pa.table({"label": [1, 0], "x": cells}), tmp_path / "a.parquet")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
+    features = dict(tasks=[CLICK]) | {section: [dict(columns="x")]}
+    prepare(features, source, tmp_path / "s", report=lines.append)
+    reported = [line for text in lines for line in text.splitlines() if "feature x" in line]
+    assert len(reported) == bool(note)
+    assert all(re.search(note, line) for line in reported)
+
+
 NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]
 # Of a table of 100 rows: just outside, beyond 32 bits, and beyond 64.
 OUTSIDE = [

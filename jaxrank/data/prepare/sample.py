@@ -4,6 +4,7 @@ These are notes and not errors, because the values may be intended.
 """
 
 import itertools
+import re
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -12,18 +13,29 @@ import pyarrow.compute as pc
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.cells import id_elements, list_elements
-from jaxrank.data.encode.columns import MISSING_WORDS, is_text
+from jaxrank.data.encode.columns import MISSING_WORDS, is_list, is_text
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import Source
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.errors import InputError
 
-_WEIGHTED = r"^.+[:=^#;@~]-?[0-9]*\.?[0-9]+([eE]-?[0-9]+)?$"
+_FRACTION = r"-?[0-9]*\.[0-9]+([eE]-?[0-9]+)?%?"
+_BEHIND = "end in a separator and a number"
+_WITH_FRACTION_BEHIND = rf"^.+[:=^#;@~]{_FRACTION}$"
+# Patterns of ids with weights, the share of ids from which a pattern is reported, and its meaning.
+_WEIGHTED = (
+    (r"^.+[:=^#;@~]-?[0-9]*\.?[0-9]+([eE]-?[0-9]+)?%?$", 0.5, _BEHIND),
+    (_WITH_FRACTION_BEHIND, 0.1, _BEHIND),
+    (rf"^.*[^ _(][ _(]{_FRACTION}\)?$", 0.5, _BEHIND),
+    (rf"^{_FRACTION}[:=^#;@~].+$", 0.5, "begin with a number and a separator"),
+)
 # As a float column writes ids: with an exponent, which drops digits, or with a fraction of zero.
 _ROUNDED = r"^-?[0-9]\.?[0-9]*[eE]\+?[0-9]+$"
 _WITH_FRACTION = r"^-?[0-9]+\.0+$"
-_SEPARATORS = "|,;"
+# Texts that separate ids, and the pattern of ids that contain one. Names have spaces and slashes.
+_SEPARATORS = {s: re.escape(s) for s in ("|", ",", ";", "\t", "\x01", "\x02", "\x1d")}
+_SEPARATORS |= {s: rf"^[0-9]+({s}[0-9]+)+$" for s in (" ", "/")}
 _MAX_SHOWN_VALUES = 3
 _OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # also used as ordinary values
 
@@ -67,24 +79,18 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
     if entry.encoding not in ("vocabulary", "hash"):
         return  # accepts only integers
     try:
-        is_list = isinstance(entry, RaggedSpec)
-        cells = list_elements(entry, chunk).ids if is_list else id_elements(entry, chunk)  # type: ignore[arg-type]
+        if isinstance(entry, RaggedSpec):
+            cells = list_elements(entry, chunk).ids
+        else:
+            cells = id_elements(entry, chunk)
     except InputError:
         return
     values = cells.values.drop_null()
     if not is_text(values.type) or not len(values):
         return
-    weighted = pc.match_substring_regex(values, _WEIGHTED)
-    if isinstance(entry, RaggedSpec) and not entry.is_weighted:
-        share = _share(weighted)
-        if share > 0.5:
-            example = values.filter(weighted)[0].as_py()
-            yield (
-                f"feature {entry.name}: {share:.0%} of the first {len(values):,} ids end in a"
-                f" separator and a number, such as {example!r}. If the number is a weight, set"
-                " weight_separator"
-            )
-    yield from _describe_lists(entry, values)
+    yield from _describe_weights(entry, values)
+    kind = chunk.batch.schema.field(entry.name).type
+    yield from _describe_lists(entry, values, is_list(kind))
     spaced = pc.match_substring_regex(values, r"^\s|\s$")
     share = _share(spaced)
     if share > 0:
@@ -100,25 +106,56 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
     share = _share(words)
     if share > 0:
         texts = pc.unique(values.filter(words)).to_pylist()[:_MAX_SHOWN_VALUES]
-        field = "padding" if is_list else "source.null_values (csv), or write null"
+        way = "list them in padding"
+        if not isinstance(entry, RaggedSpec):
+            way = "list them in source.null_values (csv), or write null"
         yield (
             f"feature {entry.name}: {share:.1%} of the first {len(values):,} values are"
             f" {', '.join(map(repr, texts))}, which are read as values. If they mean that a value"
-            f" is missing, list them in {field}"
+            f" is missing, {way}"
         )
 
 
-def _describe_lists(entry: CategoricalSpec | RaggedSpec, values: pa.Array) -> Iterator[str]:
+def _describe_weights(entry: CategoricalSpec | RaggedSpec, values: pa.Array) -> Iterator[str]:
+    is_ragged = isinstance(entry, RaggedSpec)
+    if isinstance(entry, RaggedSpec) and entry.is_weighted:
+        return
+    # Single ids such as "shoes:42" are common.
+    patterns = _WEIGHTED if is_ragged else ((_WITH_FRACTION_BEHIND, 0.5, _BEHIND),)
+    for pattern, least, meaning in patterns:
+        weighted = pc.match_substring_regex(values, pattern)
+        share = _share(weighted)
+        if share <= least:
+            continue
+        example = values.filter(weighted)[0].as_py()
+        way = "set" if is_ragged else "name the column in `ragged` with"
+        if meaning != _BEHIND:
+            way = "write it behind the id and set"
+        yield (
+            f"feature {entry.name}: {share:.0%} of the first {len(values):,} ids {meaning}, such"
+            f" as {example!r}. If the number is a weight, {way} weight_separator"
+        )
+        return
+
+
+def _describe_lists(
+    entry: CategoricalSpec | RaggedSpec, values: pa.Array, is_list_type: bool
+) -> Iterator[str]:
     if not isinstance(entry, RaggedSpec):
         return
-    for separator in _SEPARATORS:
-        contains = pc.match_substring(values, separator)
-        if separator in (entry.separator, entry.weight_separator) or _share(contains) <= 0.5:
+    for separator, pattern in _SEPARATORS.items():
+        contains = pc.match_substring_regex(values, pattern)
+        is_read = separator == entry.weight_separator
+        is_read |= separator == entry.separator and not is_list_type
+        if is_read or _share(contains) <= 0.5:
             continue
         example = values.filter(contains)[0].as_py()
+        way = f"set separator={separator!r}"
+        if is_list_type:
+            way = "write each id as a part of the list, or the column as text"
         yield (
             f"feature {entry.name}: most of the first {len(values):,} ids contain {separator!r},"
-            f" such as {example!r}. If it separates ids, set separator={separator!r}"
+            f" such as {example!r}. If it separates ids, {way}"
         )
         return
 
