@@ -18,6 +18,12 @@ _FIRST_SECONDS, _LAST_SECONDS = 315_532_800, 4_102_444_799
 _PLAIN_YEARS = (2013, 2099)
 # Of two digits: the share of months, days, hours and minutes.
 _VALID_SHARES = 0.12, 0.31, 0.24, 0.6
+# Dates of ten digits that begin with the day or the month, which no `time_format` reads.
+_OTHER_ORDERS = ("DDMMYYYYHH", "MMDDYYYYHH", "DDMMYYHHMM", "MMDDYYHHMM")
+_OTHER_YEARS = (1980, 2099)
+# The share of valid fields. The first one of seconds before 2033 is 1, because they begin with 10
+# to 19 and, before 2001, with 3 to 9.
+_OTHER_SHARES = {"DD": 0.31, "MM": 0.12, "YYYY": 0.012, "YY": 1.0, "HH": 0.24, "mm": 0.6}
 _IMPROBABLE = 1e-3
 _LOOKED_AT = 1000  # numbers, which end the search for dates in most data
 _ARROW_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # ticks per second
@@ -38,7 +44,8 @@ def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.n
     Args:
         missing: True if a time may be missing.
         time_format: format of numbers. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to
-            2099. Otherwise one of `TIME_UNITS` or `CALENDAR_FORMS`.
+            2099. Otherwise one of `TIME_UNITS` or `CALENDAR_FORMS`. Units other than seconds are
+            of 1980 to 2099, and seconds may count from any start.
 
     Raises:
         BadRows: a value is not a time of the years 1 to 9999, or a number needs a format.
@@ -91,7 +98,11 @@ def _check_digits(column: Column) -> None:
 def _must(time_format: str) -> str:
     if not time_format:
         return _MUST
-    return f"a time: {time_format}, as features.time_format says, or text such as 2024-05-01 12:30"
+    years = " of 1980 to 2099" * (time_format in TIME_UNITS and time_format != "seconds")
+    return (
+        f"a time: {time_format}{years}, as features.time_format says, or text such as"
+        " 2024-05-01 12:30"
+    )
 
 
 def _as_numpy(values: pa.Array) -> np.ndarray:  # NaN for null
@@ -138,7 +149,10 @@ def _parse_texts(column: Column, time_format: str) -> np.ndarray:
 def _parse_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
     """Converts f64[n] numbers to f64[n] seconds, NaN where one is missing or does not match."""
     if time_format in TIME_UNITS:
-        return numbers * TIME_UNITS[time_format]
+        result = numbers * TIME_UNITS[time_format]
+        if time_format == "seconds":
+            return result
+        return np.where((result >= _FIRST_SECONDS) & (result < _LAST_SECONDS + 1), result, np.nan)
     if time_format in CALENDAR_FORMS:
         return _calendar(numbers, _Form.parse(time_format))
     result = np.where((numbers >= _FIRST_SECONDS) & (numbers <= _LAST_SECONDS), numbers, np.nan)
@@ -150,6 +164,11 @@ def _parse_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
         if len(could_be):
             result[could_be[~np.isnan(_calendar(result[could_be], form))]] = np.nan
         if _are_dates(result[result < 2e9], form):
+            result[result < 2e9] = np.nan
+    for name in _OTHER_ORDERS:
+        could_be = np.flatnonzero(result >= 2e9)
+        result[could_be[_in_order(result[could_be], name)]] = np.nan
+        if _are_in_order(result[result < 2e9], name):
             result[result < 2e9] = np.nan
     first, last = (year * 10_000 for year in _PLAIN_YEARS)
     short = np.flatnonzero((numbers > first) & (numbers < last + 10_000))
@@ -186,6 +205,41 @@ def _are_dates(seconds: np.ndarray, form: _Form) -> bool:
     return probability < _IMPROBABLE and not np.isnan(_calendar(seconds, form)).any()
 
 
+def _order_parts(name: str) -> list[str]:
+    """Returns the fields of a name of `_OTHER_ORDERS`, with minutes as "mm"."""
+    year = "YYYY" if "YYYY" in name else "YY"
+    start, end = name.split(year)
+    return [start[:2], start[2:], year, *(["HH", "mm"] if end == "HHMM" else ["HH"])]
+
+
+def _in_order(numbers: np.ndarray, name: str) -> np.ndarray:
+    """Returns bool[n]: True for dates of a name of `_OTHER_ORDERS`, of 1980 to 2099."""
+    rest, fields = np.floor(np.nan_to_num(numbers)).astype(np.int64), {}
+    for part in reversed(_order_parts(name)):
+        rest, fields[part] = np.divmod(rest, 10 ** len(part))
+    year = fields.get("YYYY")
+    if year is None:
+        year = np.where(fields["YY"] < 69, fields["YY"] + 2000, fields["YY"] + 1900)
+    digits = ((year * 100 + fields["MM"]) * 100 + fields["DD"]) * 100 + fields["HH"]
+    digits = digits * 100 + fields.get("mm", 0)
+    read = _calendar(digits.astype(np.float64), _Form.parse("YYYYMMDDHHMM"))
+    first, last = _OTHER_YEARS
+    whole = (rest == 0) & (numbers == np.floor(numbers))
+    return whole & (year >= first) & (year <= last) & ~np.isnan(read)
+
+
+def _are_in_order(seconds: np.ndarray, name: str) -> bool:
+    """Returns True if all numbers are dates of an order, improbable for seconds. See `_are_dates`."""
+    if not len(seconds) or not _in_order(seconds[:_LOOKED_AT], name).all():
+        return False
+    parts, above, probability = _order_parts(name), 10**10, 1.0
+    for last, part in zip(parts, parts[1:], strict=False):
+        above //= 10 ** len(last)
+        draws = len(np.unique(seconds[:_LOOKED_AT] // above))
+        probability *= _OTHER_SHARES[part] ** draws
+    return probability < _IMPROBABLE and bool(_in_order(seconds, name).all())
+
+
 def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
     """Returns f64[n] seconds of dates written as digits, NaN where a number is not a date."""
     whole = (numbers == np.floor(numbers)) & (numbers >= 0)
@@ -216,9 +270,16 @@ def _hint(column: Column, row: int, time_format: str) -> str:
         return ""
     number = np.array([float(text)])
     forms = [name for name in CALENDAR_FORMS if _is_date(text, number, name)]
+    orders = [name for name in _OTHER_ORDERS if _in_order(number, name)[0]]
     if forms:
         choices = " or ".join(f"features.time_format={name!r}" for name in forms)
-        return f" Are these dates as {' or '.join(forms)}? Set {choices}."
+        other = f" Write dates as {' or '.join(orders)} as text such as 2024-05-01 12:00."
+        return f" Are these dates as {' or '.join(forms)}? Set {choices}.{other * bool(orders)}"
+    if orders:
+        return (
+            f" Are these dates as {' or '.join(orders)}? Write them as text such as"
+            " 2024-05-01 12:00. Set features.time_format='seconds' if they are seconds."
+        )
     for name, unit in TIME_UNITS.items():
         per_second = round(1 / unit) if unit < 1 else 0
         if per_second and _FIRST_SECONDS <= number[0] * unit <= _LAST_SECONDS:

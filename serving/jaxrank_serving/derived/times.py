@@ -128,7 +128,10 @@ def _to_seconds(microseconds: int, kind: str) -> float:
 def _parse_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
     """Converts f64[n] numbers to f64[n] seconds, NaN where one does not match."""
     if time_format in _UNITS:
-        return numbers * _UNITS[time_format]
+        result = numbers * _UNITS[time_format]
+        if time_format == "seconds":  # may count from any start
+            return result
+        return np.where((result >= _FIRST_SECONDS) & (result < _LAST_SECONDS + 1), result, np.nan)
     if time_format:
         return _calendar(numbers, time_format)
     result = np.where((numbers >= _FIRST_SECONDS) & (numbers <= _LAST_SECONDS), numbers, np.nan)

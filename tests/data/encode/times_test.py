@@ -112,6 +112,28 @@ def test_dates_that_could_be_seconds_are_rejected_where_all_numbers_are_dates(fo
     assert seconds(numbers) == numbers
 
 
+@pytest.mark.parametrize(
+    ("form", "digits"),
+    [
+        ("DDMMYYYYHH", ["1505202413", "1505202414", "1605202400", "1705202423"]),
+        ("DDMMYYYYHH", ["3105202413", "0405202414"]),
+        ("MMDDYYYYHH", ["0515202413", "0516202414", "0517202400"]),
+        ("MMDDYYYYHH", ["1115202413", "1217202400"]),
+        ("DDMMYYHHMM", ["1505241230", "1605241231", "1705241232", "1805240000"]),
+        ("MMDDYYHHMM", ["1225241230", "1226241231", "1227241232"]),
+    ],
+)
+def test_dates_that_begin_with_the_day_or_the_month_are_rejected(form, digits):
+    # A column of numbers has no leading zeros.
+    for values in (digits, list(map(int, digits)), [*digits, None]):
+        message = rf"row 2, .*dates as .*{form}.* as text such as 2024-05-01 12:00"
+        with pytest.raises(BadRows, match=message):
+            seconds(values)
+    assert seconds(digits, None, "seconds") == list(map(float, digits))
+    numbers = [1_714_521_600, *(x for x in map(int, digits) if x < 2e9)]
+    assert seconds(numbers) == numbers
+
+
 def test_seconds_are_not_dates_by_chance():
     r = np.random.default_rng(0)
     minute = 1_712_121_200  # 2024-04-03, also 2017-12-12 12:00 as digits
@@ -173,6 +195,27 @@ def test_units_below_the_second_are_named(number, unit, divisor):
 
 def test_days_since_1970_are_read_as_declared():
     assert seconds([19_723], None, "days") == [utc_seconds("2024-01-01")]
+
+
+@pytest.mark.parametrize(
+    ("unit", "number"),
+    [
+        ("milliseconds", 1_714_521_600),
+        ("microseconds", 1_714_521_600_000),
+        ("nanoseconds", 1_714_521_600),
+        ("minutes", 1_714_521_600),
+        ("hours", 24_050_112),
+        ("days", 1_714_521),
+        ("days", 20),
+    ],
+)
+def test_numbers_of_another_unit_than_the_declared_are_rejected(unit, number):
+    message = f"row 2, column when: must be a time: {unit} of 1980 to 2099, .*found '?{number}"
+    for values in ([number], [str(number)]):
+        with pytest.raises(BadRows, match=message):
+            seconds(values, None, unit)
+    (last,) = seconds([4_102_444_799_999], None, "milliseconds")
+    assert last == 4_102_444_799.999
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.date64()])
