@@ -43,6 +43,7 @@ from jaxrank.data.batches import packing, packs, room, workers
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.batches.room import Room
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.statistics.report import unscaled
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.embedding import check_row_shards
@@ -128,6 +129,7 @@ class Run:
     watch: the section of the config.
     untrained: tasks that the loss ignores; see `build.untrained`.
     losses: see `build.loss_names`.
+    unscaled: dense features with large numbers, see `data.statistics.report.unscaled`.
     """
 
     config: ConfigDict
@@ -153,6 +155,7 @@ class Run:
     watch: ConfigDict
     untrained: tuple[str, ...]
     losses: Mapping[str, str]
+    unscaled: tuple[str, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -359,6 +362,7 @@ def build(
         watch=config.watch,
         untrained=untrained(config, data.store.schema, scoring.unlabelled_tasks(data.split)),
         losses=loss_names(config.task_losses),
+        unscaled=_unscaled(data),
     )
 
 
@@ -560,6 +564,13 @@ def _label_statistics(split: Split, order: str, report: Report) -> Mapping[str, 
                 f" {split.days[day]}"
             )
     return first
+
+
+def _unscaled(data: TrainingData) -> tuple[str, ...]:
+    """Returns the dense features with large numbers, as far as the store has statistics."""
+    if not data.split.has_statistics:
+        return ()
+    return tuple(unscaled(data.store.schema.dense, data.split.statistics))
 
 
 def _check_room(program: CompiledSteps) -> None:

@@ -416,6 +416,7 @@ class Milestones:
             run.untrained,
             run.losses,
             is_first=not self._has_warned,
+            unscaled=run.unscaled,
         )
         self._has_warned |= bool(worse_than_constant(scores.metrics).keys() - set(run.untrained))
         self._report(line)
@@ -482,6 +483,7 @@ def _result(
         days=by_day,
         untrained=run.untrained,
         losses=run.losses,
+        unscaled=run.unscaled,
         buckets=shown.buckets if shown else {},
         histograms=shown.histograms if shown else {},
         requests=shown.requests if shown else None,

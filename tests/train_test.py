@@ -253,6 +253,8 @@ def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, caps
     )
     own = constant_warning(result.metrics, {"click": "expected_cost"})
     assert "in this order: a loss other than bce, squared and poisson" in own
+    large = constant_warning(result.metrics, {}, unscaled=["age", "price"])
+    assert "in this order: age, price not scaled (standardize or log in features.dense);" in large
     later = constant_warning(result.metrics, {}, is_first=False)
     assert later.endswith("which should be below 1). Likely causes: see the first evaluation.")
     summary = format_training(result, str(tmp_path))

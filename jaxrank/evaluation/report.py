@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxrank.data.statistics.report import first_names
 from jaxrank.evaluation.days import DayScore
 from jaxrank.evaluation.evaluate import Evaluation
 from jaxrank.evaluation.requests import WEIGHTING, request_lines
@@ -56,6 +57,7 @@ class Result(NamedTuple):
         validation they are of the last day. Empty without validation.
     requests: what the metrics of requests count, see `evaluate.Evaluation`.
     losses: {task: name} of the losses that are chosen for tasks.
+    unscaled: dense features with large numbers, see `data.statistics.report.unscaled`.
     """
 
     step: int
@@ -75,6 +77,7 @@ class Result(NamedTuple):
     histograms: Mapping[str, dict[str, list[float]]] = MappingProxyType({})
     requests: dict[str, Any] | None = None
     losses: Mapping[str, str] = MappingProxyType({})
+    unscaled: tuple[str, ...] = ()
 
 
 def _first_names(values: Mapping[str, float]) -> list[str]:
@@ -103,12 +106,19 @@ def worse_than_constant(metrics: Metrics) -> dict[str, str]:
     }
 
 
-def constant_warning(metrics: Metrics, losses: Mapping[str, str], *, is_first: bool = True) -> str:
+def constant_warning(
+    metrics: Metrics,
+    losses: Mapping[str, str],
+    *,
+    is_first: bool = True,
+    unscaled: Sequence[str] = (),
+) -> str:
     """Returns a sentence on tasks that are worse than a constant and why; empty if none is.
 
     Args:
         losses: {task: name} of the losses that are chosen for tasks.
         is_first: whether the causes are listed.
+        unscaled: dense features with large numbers, the first cause.
     """
     worse = worse_than_constant(metrics)
     if not worse:
@@ -119,6 +129,9 @@ def constant_warning(metrics: Metrics, losses: Mapping[str, str], *, is_first: b
         return f"{start} Likely causes: see the first evaluation."
     other = {losses[task] for task in worse if task in losses} - {"", *_PROPER}
     cause = f" {_LOSS_CAUSE}" if other else ""
+    if unscaled:
+        names = first_names(unscaled)
+        cause = f" {names} not scaled (standardize or log in features.dense);{cause}"
     return f"{start} Likely causes, in this order:{cause}{_CAUSES}"
 
 
@@ -129,16 +142,17 @@ def evaluation_line(
     losses: Mapping[str, str] = MappingProxyType({}),
     *,
     is_first: bool = True,
+    unscaled: Sequence[str] = (),
 ) -> str:
     """Returns the line of an evaluation, with a second one where a constant does better.
 
     Args:
         untrained: tasks of weight 0, to which no constant is compared.
-        losses, is_first: see `constant_warning`.
+        losses, is_first, unscaled: see `constant_warning`.
     """
     line = f"{start}: {short_summary(metrics, untrained)}"
     trained = {k: v for k, v in metrics.items() if k not in untrained}
-    warning = constant_warning(trained, losses, is_first=is_first)
+    warning = constant_warning(trained, losses, is_first=is_first, unscaled=unscaled)
     return f"{line}\n  {warning}" if warning else line
 
 
@@ -183,6 +197,7 @@ def _table(
     losses: Mapping[str, str] = MappingProxyType({}),
     baseline: Metrics | None = None,
     intervals: Intervals = MappingProxyType({}),
+    unscaled: Sequence[str] = (),
 ) -> list[str]:
     lines = []
     for task, values in metrics.items():
@@ -204,7 +219,7 @@ def _table(
                 lines += _gap_lines(above, gap)
         lines.append(f"  on {values['examples']:,} examples")
     trained = {task: values for task, values in metrics.items() if task not in untrained}
-    warning = constant_warning(trained, losses)
+    warning = constant_warning(trained, losses, unscaled=unscaled)
     return [*lines, warning] if warning else lines
 
 
@@ -302,6 +317,7 @@ def format_training(result: Result, workdir: str, *, page: bool = True) -> str:
             result.untrained,
             result.losses,
             result.baseline["metrics"] if result.baseline else None,
+            unscaled=result.unscaled,
         ),
         *_baseline(result),
         *request_lines(result.requests),

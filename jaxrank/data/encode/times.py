@@ -229,7 +229,7 @@ def _in_order(numbers: np.ndarray, name: str) -> np.ndarray:
 
 
 def _are_in_order(seconds: np.ndarray, name: str) -> bool:
-    """Returns True if all numbers are dates of an order, improbable for seconds. See `_are_dates`."""
+    """Returns True if all numbers are dates of an order, as `_are_dates` does."""
     if not len(seconds) or not _in_order(seconds[:_LOOKED_AT], name).all():
         return False
     parts, above, probability = _order_parts(name), 10**10, 1.0

@@ -32,6 +32,7 @@ from jaxrank.data.spec.resolve import (
     resolve,
     sort_features,
 )
+from jaxrank.data.statistics.report import unscaled_line
 from jaxrank.data.store.reader import Store, StoreSpec, open_store
 from jaxrank.data.store.writer import SCRATCH, StoreWriter
 from jaxrank.errors import InputError, RunError
@@ -130,9 +131,14 @@ def prepare(
             store_spec = _store_spec(spec, resolved, source, fitted, key)
             copies = str(writer.work)  # of pipes, which are removed
             marks = [m for m in preparation.marks.values() if not m.path.startswith(copies)]
-            return writer.finish(_schema(resolved, fitted), store_spec, marks)
+            store = writer.finish(_schema(resolved, fitted), store_spec, marks)
     except OSError as error:  # read errors are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
+    if TRAIN in data.splits:
+        line = unscaled_line(store.schema.dense, store.split(TRAIN).statistics)
+        if line:
+            report(line)
+    return store
 
 
 def _check_options(block_size: int, compression: str, on_error: str, max_rejected: int) -> None:

@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrank.data.statistics.admission import Changes
+from jaxrank.features import Dense
 
 _MAX_TABLE_ROWS = 20
 _MAX_VOCABULARIES = 20
 _MAX_WORST = 3
+# A dense feature with a mean or deviation above `_LARGE` was learned worse than by a regression.
+_LARGE, _SMALL_STD = 10, 0.01
 
 Columns = Mapping[str, Mapping[str, Any]]
 
@@ -43,6 +46,43 @@ def _out_of_range(statistics: Mapping[str, Any]) -> list[str]:
         for name, column in statistics[kind].items()
         if column["out_of_range"]
     ]
+
+
+def unscaled(dense: Sequence[Dense], statistics: Mapping[str, Any]) -> dict[str, str]:
+    """Returns {name: moments} of dense features whose numbers are large or close to each other.
+
+    Features with `standardize` or `log` are not among them.
+
+    Args:
+        dense: of the schema.
+        statistics: of the training split, with the moments of raw numbers.
+    """
+    result = {}
+    for feature in dense:
+        moments = statistics["dense"].get(feature.name, {})  # indicators have none
+        mean, std = moments.get("mean"), moments.get("std")
+        if feature.log or (feature.mean, feature.std) != (0, 1) or mean is None:
+            continue
+        if abs(mean) > _LARGE or std > _LARGE or 0 < std < _SMALL_STD:
+            result[feature.name] = f"mean {_number(mean)}, std {_number(std)}"
+    return result
+
+
+def unscaled_line(dense: Sequence[Dense], statistics: Mapping[str, Any]) -> str:
+    """Returns a sentence on the result of `unscaled`; empty if there are no such features."""
+    texts = [f"{name} ({moments})" for name, moments in unscaled(dense, statistics).items()]
+    if not texts:
+        return ""
+    return (
+        f"Dense features that are not scaled: {first_names(texts)}. Models learn such numbers"
+        " badly: set standardize=True, or log=True, in features.dense."
+    )
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Joins the first names, and the number of the others."""
+    more = f" and {len(names) - _MAX_WORST} more" * (len(names) > _MAX_WORST)
+    return ", ".join(names[:_MAX_WORST]) + more
 
 
 def _late(statistics: Mapping[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from jaxrank.data.sources import text
 from jaxrank.data.spec.derived import add_derived
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import resolve
+from jaxrank.data.statistics.report import unscaled
 from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense, Schema
@@ -820,6 +821,32 @@ def test_two_thousand_columns_by_pattern(tmp_path):
     np.testing.assert_allclose(whole(store).dense, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(whole(store).ids, values[:, 1900:])
     assert len(lines) < 10
+
+
+def test_dense_features_with_large_numbers_are_reported(tmp_path):
+    names = ["label", "age", "rate", "small", "flag", "scaled", "amount", "none"]
+    rows = [[i % 2, 18 + i, 0.2, i / 1e5, i % 2, 1e9 + i, 1000 * i, ""] for i in range(50)]
+    lines: list[str] = []
+    store = prepare(
+        dict(
+            tasks=[CLICK],
+            dense=[
+                dict(columns=["age", "rate", "small", "flag", "none"]),
+                dict(columns="scaled", standardize=True),
+                dict(columns="amount", log=True),
+            ],
+        ),
+        dict(kind="csv", files=dict(train=write_csv(tmp_path / "a.csv", names, rows))),
+        tmp_path / "store",
+        report=lines.append,
+    )
+    (line,) = (line for line in lines if "not scaled" in line)
+    assert line.startswith(
+        "Dense features that are not scaled: age (mean 42.5, std 14.43), small (mean 0.000245, std"
+        " 0.0001443). Models learn"
+    )
+    statistics = store.split("train").statistics
+    assert list(unscaled(store.schema.dense, statistics)) == ["age", "small"]
 
 
 def test_a_report_has_a_line_for_each_feature(tmp_path):
