@@ -1,5 +1,6 @@
 """Factories that turn the config into the model, the optimizers and the step."""
 
+import fnmatch
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -379,6 +380,19 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
     if config.optim.dense.lr_multipliers:
         optimizer, *_ = make_optimizers(config, num_steps=1)
         jax.eval_shape(optimizer.init, weights_shape(config, layouts.layout(schema, dims)).params)
+
+
+def check_scales(config: ConfigDict, schema: Schema) -> None:
+    """Checks names of features in `model.scales` of a new run, which a run that resumes keeps.
+
+    Raises:
+        InputError: naming the field, with the nearest feature.
+    """
+    features = [f.name for f in (*schema.categorical, *schema.ragged)]
+    skipped = to_plain(config.features).get("skip", ())
+    for name in config.model.get("scales", ()):  # of a factorization machine
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in skipped):
+            validate.check_choice("model.scales", name, features)
 
 
 def open_table_vectors(config: ConfigDict, schema: Schema) -> dict[str, VectorFiles]:

@@ -1,6 +1,7 @@
 """The verbs of the command line. Modules that a verb needs are imported when it runs."""
 
 import argparse
+import contextlib
 import difflib
 import errno
 import faulthandler
@@ -730,12 +731,14 @@ def run(argv: Sequence[str]) -> None:
     if args.models:
         for file in args.models:
             extensions.load(file)
+    naming_lines: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if hasattr(args, "config"):
-        from jaxrank.config_files import load
+        from jaxrank import config_files
 
         models = [f"--models={file}" for file in args.models]
         args.config_command = [*models, f"--config={args.config}", *rest]
-        args.config = load(args.config, rest)
+        args.config, sources = config_files.load_with_sources(args.config, rest)
+        naming_lines = config_files.naming_lines(args.config, sources, rest)
     several = hasattr(args, "coordinator") and args.verb not in _WITHOUT_DEVICES
     if several:
         _join(args)
@@ -765,7 +768,8 @@ def run(argv: Sequence[str]) -> None:
         if args.verb in _OF_RUNS and is_reporting():
             _warn_of_changed_code(args, _progress(args, report))
         try:
-            result = _RUN[args.verb](args, report)
+            with naming_lines:
+                result = _RUN[args.verb](args, report)
         except (InputError, RunError, StoppedError, OSError):
             raise
         except Exception as error:

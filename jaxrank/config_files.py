@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,13 @@ def _literal(text: str, kinds: Any = int | float | str) -> Any:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
+    """Loads a config; see `load_with_sources`."""
+    return load_with_sources(path, overrides)[0]
+
+
+def load_with_sources(
+    path: str | Path, overrides: Sequence[str] = ()
+) -> tuple[ConfigDict, list[str]]:
     """Loads the config of a Python file with `get_config()`, or one of `shipped.configs` by name.
 
     `file.py:text` calls `get_config` with a text, as in ml_collections. Modules that the file
@@ -166,6 +173,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
     Args:
         overrides: fields to set, as on the command line:
             "--config.optim.dense.base_learning_rate=0.002", or the value as the next item.
+
+    Returns:
+        The config, and the files that it comes from.
 
     Raises:
         InputError: the file does not exist, raises, or does not return a config, or a field cannot
@@ -185,7 +195,26 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
         sections(loaded)
     except InputError as error:
         raise InputError(f"{error}{_mentions(sources, str(error), overrides)}") from error
-    return loaded
+    return loaded, sources
+
+
+@contextlib.contextmanager
+def naming_lines(
+    config: ConfigDict, sources: Iterable[str], overrides: Sequence[str]
+) -> Iterator[None]:
+    """Adds the lines that set a field to an InputError about it within the block.
+
+    Args:
+        config, sources, overrides: see `load_with_sources`.
+    """
+    try:
+        yield
+    except InputError as error:
+        field = re.match(r"\w+(?=[.\[:,])", str(error))
+        lines = _mentions(sources, str(error), overrides) if field and field[0] in config else ""
+        if not lines:
+            raise
+        raise InputError(f"{error}{lines}") from error
 
 
 def overridden(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:

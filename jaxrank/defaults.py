@@ -8,6 +8,7 @@ few examples has a few epochs at rates that are not reduced for its small batche
 depends on the data alone, not on devices, and is in the config that a run saves.
 """
 
+import fnmatch
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -155,11 +156,13 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
     with config.unlocked():
         if has_open_model(config):
             config.model = _keep_open(ConfigDict(to_plain(older.model)), config.model)
+            if "scales" in config.model:
+                config.model.scales = _scales_of_features(config, config)
         elif not config.model.name:
             config.model.name = RANKER
         elif config.model.name == older.model.get("name") == FACTORIZATION_MACHINE:
             if not config.model.scales:
-                config.model.scales = older.model.scales
+                config.model.scales = _scales_of_features(older, config)
             config.model.cross_scale = config.model.cross_scale or older.model.cross_scale
         is_same = config.model.name == older.model.get("name")
         if is_same and config.model.name == FACTORIZATION_MACHINE:
@@ -182,6 +185,23 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
         if is_stopped and not config.num_steps and not config.num_epochs:
             config.num_steps, config.num_epochs = older.num_steps, older.num_epochs
     return config
+
+
+def _scales_of_features(older: ConfigDict, config: ConfigDict) -> ConfigDict:
+    """Returns the scales of the older run's features that a config may still have."""
+    features, patterns = to_plain(config.features), []
+    for entry in (*features["categorical"], *features["ragged"]):
+        columns = entry.get("columns", ())
+        patterns += [columns] if isinstance(columns, str) else list(columns)
+    if not patterns:  # the features are those of a store
+        return older.model.scales
+    return ConfigDict(
+        {
+            name: scale
+            for name, scale in to_plain(older.model.scales).items()
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        }
+    )
 
 
 def _is_penalised(config: ConfigDict) -> bool:

@@ -20,6 +20,7 @@ from jaxrank.base_rates import BaseRates, short_summary
 from jaxrank.build import (
     check_names,
     check_requests,
+    check_scales,
     loss_names,
     make_base_rates,
     make_list_room,
@@ -622,6 +623,7 @@ def _check_names(config: ConfigDict, is_new: bool, schema: Schema) -> None:
         spec = FeatureSpec.from_state(config.features)
         check_column_name(schema, spec, config.eval.cluster, "eval.cluster")
     if is_new:
+        check_scales(config, schema)
         open_table_vectors(config, schema)
 
 

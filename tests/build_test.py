@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from jaxrank import build, outputs
+from jaxrank import build, config_files, outputs
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import provisional_schema, resolve
@@ -51,6 +51,16 @@ def test_names_that_no_data_can_have_are_rejected(change, message):
     config = bad(tiny.config(), change)
     with pytest.raises(InputError, match=message):
         build.check_names(config, make_schema(config))
+
+
+def test_a_scale_of_no_feature_is_rejected():
+    changes = {"model.name": "factorization_machine", "model.scales.c0": 0.5}
+    config = config_files.overridden(tiny.config(), changes | {"model.scales.c_1": 0.1})
+    schema = make_schema(config)
+    with pytest.raises(InputError, match=r"model.scales: .* found 'c_1'\. Did you mean 'c1'\?"):
+        build.check_scales(config, schema)
+    bad(config, "features.skip = ('c_*',)")
+    build.check_scales(config, schema)
 
 
 def test_names_that_are_there_pass():

@@ -192,6 +192,35 @@ def test_a_config_file_with_a_mistake_is_rejected_naming_it(tmp_path, line, mess
         config_files.load(str(tmp_path / "c.py"))
 
 
+@pytest.mark.parametrize(
+    ("message", "overrides", "place"),
+    [
+        ("eval.metric: must be a metric.", [], " See {}:4."),
+        ("source: no such file.", [], " See {}:4."),
+        ("eval.metric: must be a metric.", ["--config.eval.metric=x"], ""),
+        ("batch_size, eval: must be.", [], ""),
+        ("source, eval: must be.", [], " See {}:4."),
+        ("metric.csv, row 2: no number.", [], ""),
+        ("a run with eval.metric failed.", [], ""),
+    ],
+)
+def test_a_later_error_about_a_field_names_the_lines_that_set_it(
+    tmp_path, message, overrides, place
+):
+    file = tmp_path / "c.py"
+    file.write_text(
+        "from jaxrank.config import default\ndef get_config():\n    c = default()  # metric\n"
+        "    c.source.kind = 'csv'; c.eval.metric = 'click/acu'\n    return c\n"
+    )
+    config, sources = config_files.load_with_sources(str(file))
+    with (
+        pytest.raises(InputError) as raised,
+        config_files.naming_lines(config, sources, overrides),
+    ):
+        raise InputError(message)
+    assert str(raised.value) == message + place.format(file)
+
+
 def test_a_file_may_change_where_it_imports_from(tmp_path):
     text = "import sys\nfrom jaxrank.config import default as get_config\nsys.path.pop(0)\n"
     (tmp_path / "c.py").write_text(text)
