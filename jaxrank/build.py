@@ -388,7 +388,7 @@ def check_scales(config: ConfigDict, schema: Schema) -> None:
     Raises:
         InputError: naming the field, with the nearest feature.
     """
-    features = [f.name for f in (*schema.categorical, *schema.ragged)]
+    features = [f.name for f in schema.categorical] + [f.name for f in schema.ragged]
     skipped = to_plain(config.features).get("skip", ())
     for name in config.model.get("scales", ()):  # of a factorization machine
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in skipped):

@@ -13,6 +13,8 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.errors import InputError
 
 _HOUR = 3600.0  # seconds
+_MAX_REAL = 1e15  # whose square is a float32, also summed over a batch
+_MAX_WEIGHT = 1e30  # whose sum over a batch is a float32
 _MAX_COUNT = 1e12  # its log is below `losses.LOG_COUNT_LIMIT`
 
 
@@ -80,9 +82,9 @@ def encode_labels(
             pending[i] = np.count_nonzero(open_windows & ~np.isnan(labels[:, i]))
             labels[:, i] = np.where(np.isnan(labels[:, i]), np.nan, late)
         if task.weight:
-            must = "a finite number, 0 or more"
+            must = "a finite number, 0 or more and at most 1e30"
             column = read_column(chunk, task.weight)
-            weights[:, i] = numbers(column, must, not_negative, missing=False)
+            weights[:, i] = numbers(column, must, _weight, missing=False)
         if task.is_sampled:
             rate = _negative_rate(chunk, task)
             if task.is_shifted:
@@ -146,14 +148,14 @@ def _negative_rate(chunk: Chunk, task: TaskSpec) -> np.ndarray | float:
 
 
 def _check_corrected(chunk: Chunk, task: TaskSpec, weights: np.ndarray) -> None:
-    """Rejects rows whose weight divided by their sampling rate is out of range of float32."""
-    bad = np.flatnonzero(~not_negative(weights))
+    """Rejects rows whose weight divided by their sampling rate is too large."""
+    bad = np.flatnonzero(~_weight(weights))
     if not len(bad):
         return
     if task.negative_rate_column:
         column, dividend = read_column(chunk, task.negative_rate_column), task.weight or "1"
-        column.reject(bad, f"a rate by which {dividend} can be divided to give a finite float32")
-    must = f"a weight that is a finite float32 after division by negative_rate={task.negative_rate}"
+        column.reject(bad, f"a rate by which {dividend} can be divided to give at most 1e30")
+    must = f"a weight that is at most 1e30 after division by negative_rate={task.negative_rate}"
     read_column(chunk, task.weight).reject(bad, must)
 
 
@@ -163,9 +165,12 @@ def not_negative(values: np.ndarray) -> np.ndarray:
         return (values >= 0) & np.isfinite(values.astype(np.float32))
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return np.isfinite(values.astype(np.float32))
+def _weight(values: np.ndarray) -> np.ndarray:
+    return (values >= 0) & (values <= _MAX_WEIGHT)
+
+
+def _real(values: np.ndarray) -> np.ndarray:
+    return np.abs(values) <= _MAX_REAL
 
 
 def _count(values: np.ndarray) -> np.ndarray:
@@ -187,6 +192,6 @@ def _share(values: np.ndarray) -> np.ndarray:
 # Requirements on a label, by kind of task.
 _LABELS = {
     "binary": ("0, 1, true, false or empty", _zero_or_one),
-    "real": ("a finite number, as float32, or empty", _finite),
+    "real": ("a finite number from -1e15 to 1e15, or empty", _real),
     "count": ("a whole number from 0 to 1e12, or empty", _count),
 }
