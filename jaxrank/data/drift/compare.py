@@ -67,7 +67,8 @@ def compare_data(
         old_split, new_split: splits. Empty: "train", or the only one.
         hash_key_file: the key of a store with keyed hashes, for a log.
         thresholds: the largest accepted number of `MEASURES`, by name. A feature that is absent on
-            one side exceeds any.
+            one side exceeds any, and one that cannot be compared exceeds those whose number is
+            undefined.
         report: receives a line per side.
 
     Raises:
@@ -111,13 +112,18 @@ def _exceeded(measures: Measures, limits: Mapping[str, float]) -> list[str]:
         return ["absent"]
     values = {name: MEASURES[name](measures) for name in limits}
     return [
-        name for name, value in values.items() if value is not None and not value <= limits[name]
+        name
+        for name, value in values.items()
+        if name in measures.undefined or (value is not None and not value <= limits[name])
     ]
 
 
 def _rank(measures: Measures) -> Sequence[float]:
-    """Returns a key that sorts features with larger changes first, absent ones before them."""
-    if measures.missing is None:
+    """Returns a key that sorts features with larger changes first.
+
+    Features that are absent or cannot be compared come before them.
+    """
+    if measures.missing is None or measures.undefined:
         return (-math.inf,)
     others = [MEASURES[name](measures) or 0.0 for name in ("new", "lost", "missing", "unknown")]
     return (-(measures.psi or 0.0), -max(others))

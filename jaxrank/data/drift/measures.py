@@ -1,5 +1,6 @@
 """Measures how far the data of one side has moved from that of another, feature by feature."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ class Measures(NamedTuple):
     mean: of the raw numbers, or of the lengths of lists.
     shift: of the mean, in deviations of the old numbers or as a fraction of the old length.
     note: why something is absent.
+    undefined: names of the thresholds whose number exists for this kind of feature and cannot be
+        computed from these sides.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Measures(NamedTuple):
     mean: Pair | None = None
     shift: float | None = None
     note: str = ""
+    undefined: tuple[str, ...] = ()
 
 
 def measure(
@@ -106,6 +110,7 @@ def _measure_numbers(
         categories.append(np.append(buckets, absent))
     means = [column["mean"] for column in columns]
     is_known = None not in means
+    empty_sides = means.count(None)
     return Measures(
         name,
         "dense",
@@ -113,6 +118,8 @@ def _measure_numbers(
         missing=_shares(missing, rows),
         mean=(means[0], means[1]) if is_known else None,
         shift=_shift(means[0], means[1], columns[0]["std"]) if is_known else None,
+        note="all its numbers are missing on one side" if empty_sides == 1 else "",
+        undefined=("mean",) if empty_sides == 1 else (),
     )
 
 
@@ -128,19 +135,22 @@ def _measure_ids(
     total = [int(column["ids"]) for column in columns]
     present = [t - a for t, a in zip(total, absent, strict=True)]
     reserved = 0 if tables[0].encoding == "integer" else RESERVED_ROWS
-    is_vocabulary = tables[0].encoding == "vocabulary"
+    is_vocabulary = [table.encoding == "vocabulary" for table in tables]
     unseen = [int(column["unknown"]) for column in columns]
     unknown = [count + c.waiting[name] for count, c in zip(unseen, counts, strict=True)]
     result = Measures(
         name,
         kind,
         missing=_shares(absent, total),
-        unknown=_shares(unknown, present) if is_vocabulary else None,
+        unknown=_shares(unknown, present) if all(is_vocabulary) else None,
     )
     is_folded = any(name in c.folded for c in counts)
     mapped = _mapped(tables, sides, counts[1].ids[name], is_folded)
     if isinstance(mapped, str):
-        return result._replace(note=mapped)
+        undefined = ["psi", "new", "lost"]
+        if is_vocabulary[0] != is_vocabulary[1]:
+            undefined.append("unknown")
+        return result._replace(note=mapped, undefined=tuple(undefined))
     if is_folded:
         result = result._replace(note=f"{folded_note()}: its changes may be larger")
     after, only_new = mapped
@@ -183,7 +193,7 @@ def _mapped(
     old, new = tables
     if old.encoding != new.encoding:
         return f"its encoding is {new.encoding}, was {old.encoding}"
-    if old == new or old.encoding == "integer":
+    if dataclasses.replace(old, name=new.name) == new or old.encoding == "integer":
         return counts, 0
     if old.encoding != "vocabulary":
         differing = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"

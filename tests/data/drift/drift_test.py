@@ -13,7 +13,7 @@ import pytest
 from jaxrank import cli
 from jaxrank.data.drift import counts as drift_counts
 from jaxrank.data.drift import sides
-from jaxrank.data.drift.compare import compare_data
+from jaxrank.data.drift.compare import MEASURES, compare_data
 from jaxrank.data.drift.measures import psi
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import open_store
@@ -243,6 +243,26 @@ def test_what_cannot_be_compared_is_named(data, tmp_path):
     assert by_name["city"].psi is None
     assert by_name["city"].note.startswith("its number or salt of hashed rows differ")
     assert by_name["price"].note == f"absent in {tmp_path / 'other' / 'a'}"
+    renamed = [dict(columns="city", table="towns", encoding="hash", rows=1000)]
+    renamed += [
+        dict(columns="ad", encoding="hash", rows=90),
+        dict(columns="slot", encoding="bucket", buckets=3),
+    ]
+    null = {**days[0], "price": pa.nulls(ROWS, pa.float64())}
+    pq.write_table(pa.table(null), folder / "null.parquet")
+    source = dict(kind="parquet", files=dict(train=str(folder / "null.parquet")))
+    features = FEATURES | dict(categorical=renamed, derived=[])
+    prepare(features, source, tmp_path / "null", report=lambda _: None)
+    limits = dict.fromkeys(MEASURES, 10.0)
+    result, by_name = compared(stores[0], str(tmp_path / "null"), thresholds=limits)
+    assert result.exceeded == {
+        "ad": ["psi", "new", "lost", "unknown"],
+        "slot": ["psi", "new", "lost"],
+        "hour": ["absent"],
+        "price": ["mean"],
+    }
+    assert by_name["price"].note == "all its numbers are missing on one side"
+    assert (by_name["city"].psi, by_name["city"].undefined) == (0, ())
     for args, options, message in (
         (
             (stores[0], str(tmp_path / "log.parquet")),
@@ -270,6 +290,7 @@ def test_ids_of_large_tables_that_share_counts_are_not_mapped(data, monkeypatch)
     _, by_name = compared(*stores)
     ad, city = by_name["ad"], by_name["city"]
     assert (ad.psi, ad.new, ad.lost) == (None, None, None)
+    assert ad.undefined == ("psi", "new", "lost")
     assert ad.note.startswith("its table has more than 8 rows, which share counts, and its vocab")
     assert ad.unknown[0] > 0  # of the statistics
     assert city.psi < 0.02
