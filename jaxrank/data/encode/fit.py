@@ -109,7 +109,11 @@ FIT_NOTHING = FitSpec((), (), (), False)
 
 
 def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
-    """Returns the fits that a spec needs and `earlier` lacks. Vocabularies are always extended."""
+    """Returns the fits that a spec needs and `earlier` lacks. Vocabularies are always extended.
+
+    Ids are counted by day if those of the earlier store were and there is a time.
+    """
+    counted_by_day = any(history.by_event for history in earlier.histories.values())
     return FitSpec(
         tables=tuple(t for t in features.tables if t.encoding == "vocabulary"),
         dense=tuple(
@@ -119,7 +123,7 @@ def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
             f for f in features.categorical if f.buckets and f.name not in earlier.boundaries
         ),
         as_of=False,
-        days=features.records_days,
+        days=features.records_days or (counted_by_day and bool(features.time)),
     )
 
 

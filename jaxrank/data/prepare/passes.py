@@ -113,7 +113,7 @@ def prepare(
                 features=resolved,
                 source=section,
                 directory=str(writer.work),
-                wanted=_wanted(resolved, data, earlier),
+                wanted=_wanted(resolved, data, earlier, vocabularies),
                 block_size=block_size,
                 compression=compression,
                 on_error=on_error,
@@ -225,10 +225,23 @@ def _reuse(
     return features, earlier_fitted(features, store, key, scales=scales)
 
 
-def _wanted(features: FeatureSpec, data: Source, earlier: FittedEncoders) -> FitSpec:
-    """Returns the values to fit. Raises if that needs a training split and there is none."""
+def _wanted(
+    features: FeatureSpec, data: Source, earlier: FittedEncoders, vocabularies: str
+) -> FitSpec:
+    """Returns the values to fit. Raises if that needs a training split and there is none, or a time
+    column.
+
+    Args:
+        vocabularies: the store of `earlier`.
+    """
     wanted = fit_spec(features, earlier)
     if not wanted.any or TRAIN in data.splits:
+        if not wanted.days and any(h.by_event for h in earlier.histories.values()):
+            raise InputError(
+                "features.time: must name the column of event times, because the store"
+                f" {vocabularies} counts ids by the day of their events: found none. Set"
+                " features.time as for that store, or prepare without --vocabularies."
+            )
         return wanted
     lacking = [name for name in wanted.names if name not in earlier.vocabularies]
     if lacking:

@@ -24,6 +24,9 @@ from jaxrank.data.statistics.vocabulary import (
 # Day of an event without a time. The event counts, but its id was not seen on any day.
 NO_DAY = -(2**31)
 
+# Key of `TableHistory.counted` for the preparations of a store that did not count by day yet.
+_PREPARATIONS = NO_DAY + 1
+
 _MAX_COUNTED_DAYS = 10_000  # days that a store remembers as counted
 
 
@@ -117,9 +120,10 @@ def admit(
     """Returns the vocabulary after the counts of some days are added to that of an earlier store.
 
     Counts that the earlier store has already added for a day are left out, and those without a day
-    if it has added them together with the same days. If none are left, the
-    earlier vocabulary stays as it is. Otherwise these rules hold for all ids that have a row, wait
-    or occur:
+    if it has added them together with the same days. Where it counted preparations and days are
+    counted now, counts that equal those of a preparation are left out, whether they are of one day
+    or of all. If none are left, the earlier vocabulary and history stay as they are. Otherwise
+    these rules hold for all ids that have a row, wait or occur:
 
     1. An id whose last event is `keep_days` or more before the newest day is forgotten.
     2. Ids with a row, and ids with `min_count` occurrences over all days, may have one. If there
@@ -142,6 +146,7 @@ def admit(
     is_first = earlier is None
     if earlier is None:
         earlier, history = Vocabulary(pa.array([], pa.string()), np.zeros(0, np.int64)), None
+    unchanged = history
     if history is None or history.by_event != by_event:
         history = _unrecorded(earlier, history, seen, by_event)
     if not by_event:
@@ -150,11 +155,14 @@ def admit(
         seen = dict.fromkeys([newest], next(iter(seen.values()))) if seen else {}
     sums = _checksums(seen)
     before = {s for listed in history.counted.values() for s in listed}
+    of_preparations = history.counted.get(_PREPARATIONS, [])
     added = {
         day: digest
         for day, digest in sums.items()
-        if digest not in (history.counted.get(day, []) if by_event else before)
+        if digest not in ([*history.counted.get(day, []), *of_preparations] if by_event else before)
     }
+    if of_preparations and _checksum(occurring) in of_preparations:
+        added = {}
     # Earlier versions recorded a checksum of the counts without a day that depends on no other day.
     if by_event and set(added) == {NO_DAY}:
         is_counted = _checksum(seen[NO_DAY]) in history.counted.get(NO_DAY, [])
@@ -170,7 +178,7 @@ def admit(
         )
     else:
         stays = Changes(len(earlier.values), 0, 0, len(history.waiting), 0, 0, 0)
-        admitted = Admitted(earlier, history, stays)
+        admitted = Admitted(earlier, unchanged or history, stays)
     return admitted._replace(changes=_count_lookups(admitted, occurring))
 
 
@@ -192,15 +200,19 @@ def waiting_checksum(waiting: pa.Table) -> str:
 def _unrecorded(
     earlier: Vocabulary, history: TableHistory | None, seen: Mapping[int, pa.Table], by_event: bool
 ) -> TableHistory:
-    """Returns a history of ids that were all last seen on the day before the first event."""
+    """Returns a history of ids that were all last seen on the day before the first event.
+
+    It keeps the checksums of preparations.
+    """
     days = [day for day in seen if day != NO_DAY]
     before = (min(days) - 1 if days else NO_DAY) if by_event else -1
     waiting = history.waiting if history else WITH_DAYS.empty_table()
     last_day = pa.array(np.full(len(waiting), before, np.int32))
+    sums = [s for listed in history.counted.values() for s in listed] if history else []
     return TableHistory(
         last_days=np.full(len(earlier.values), before, np.int32),
         waiting=waiting.set_column(2, WITH_DAYS.field(2), last_day),
-        counted={},
+        counted={_PREPARATIONS: sums} if sums else {},
         newest=before,
         by_event=by_event,
     )

@@ -134,6 +134,20 @@ def test_limits_that_are_not_read_are_refused(tmp_path, entry, others, message):
         run(tmp_path, "store", "2024-05-01", features=features)
 
 
+def test_a_chain_that_counts_by_day_goes_on_without_limits_but_not_without_times(tmp_path):
+    first = run(tmp_path, "first", "2024-05-01")
+    entries = dict(
+        categorical=[dict(columns="item", table="item")],
+        ragged=[dict(columns="seen", table="item")],
+    )
+    earlier = dict(vocabularies=str(first.path))
+    again = run(tmp_path, "again", "2024-05-01", features=FEATURES | entries, **earlier)
+    assert content(again.path / "vocabulary") == content(first.path / "vocabulary")
+    message = f"features.time: must name .* the store {first.path} counts .* found none. Set"
+    with pytest.raises(InputError, match=message):
+        run(tmp_path, "none", "2024-05-02", features=FEATURES | entries | dict(time=""), **earlier)
+
+
 @pytest.mark.parametrize("damage", ["waiting", "last_day"])
 def test_a_damaged_history_is_named(tmp_path, damage):
     store = run(tmp_path, "store", "2024-05-01")

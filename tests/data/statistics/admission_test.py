@@ -155,6 +155,33 @@ def test_a_day_that_is_prepared_again_changes_nothing(limits, by_event):
         assert plain_state(*longer[:2]) == plain_state(*plain[:2])
 
 
+def test_what_preparations_without_days_counted_is_not_counted_again_by_day():
+    days = [[(day, f"{i % day}") for i in range(20 + day)] for day in range(11, 15)]
+    both = [*days[2], *days[3]]  # of one preparation
+    limits = Limits(3, 0, 0, 1000)
+    prepared = [[(0, value) for _, value in events] for events in (*days[:2], both)]
+    *_, (vocabulary, history, _) = chain(prepared, limits, by_event=False)
+
+    def add(events, vocabulary, history):
+        newest = max(day for day, _ in events)
+        return admit(
+            counters(events), limits, newest=newest, by_event=True,
+            earlier=vocabulary, history=history,
+        )  # fmt: skip
+
+    for events in (*days[:2], both, [*days[0], *days[1]]):
+        again = add(events, vocabulary, history)
+        assert plain_state(*again[:2]) == plain_state(vocabulary, history)
+        assert not again.history.by_event
+    longer = add([*days[1], (30, "x")], vocabulary, history)
+    assert longer.vocabulary.counts.tolist() == vocabulary.counts.tolist()
+    waiting = [h.waiting["value"].to_pylist() for h in (history, longer.history)]
+    assert waiting[1] == [*waiting[0], "x"]
+    for events in (days[0], both, [(30, "x")]):  # also in the stores after it
+        again = add(events, longer.vocabulary, longer.history)
+        assert plain_state(*again[:2]) == plain_state(*longer[:2])
+
+
 def test_ids_of_a_version_without_days_were_seen_before_the_first_event():
     ((vocabulary, history, _),) = chain([[(5, "a"), (5, "b")]], Limits())
     for earlier in (None, history._replace(by_event=False)):
