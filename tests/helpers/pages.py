@@ -95,6 +95,8 @@ def _run_commands(text, flags):
     results = []
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
+        if words[:2] == ["[", "-e"] and words[3:5] == ["]", "||"]:
+            words = [] if Path(words[2]).exists() else words[5:]
         if not words:
             continue
         program, *args = words

@@ -140,6 +140,7 @@ def commands_of(page):
     """Yields the commands of jaxrank on a page, as words."""
     for block in pages.blocks(page):
         for line in block.text.replace("\\\n", " ").splitlines() * (block.language == "bash"):
+            line = line.rpartition(" ] || ")[2]  # after a test for a file
             if line.startswith("jaxrank "):
                 yield shlex.split(line.partition(" &&")[0], comments=True)[1:]
 

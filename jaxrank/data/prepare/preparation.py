@@ -73,6 +73,14 @@ class Preparation:
             is_first = not earlier.vocabularies
             for line in statistics_report.vocabulary_lines(fitted.changes, is_first=is_first):
                 self._report(line)
+        for table in self._settings.wanted.tables:
+            rows = len(fitted.vocabularies[table.name].values)
+            if table.max_rows and rows > table.max_rows:
+                self._report(
+                    f"table {table.name}: {rows:,} ids have rows, more than max_rows ="
+                    f" {table.max_rows:,}, because this data was counted before: limits are"
+                    " applied with the next new data"
+                )
         return fitted
 
     def _fit_state(self, split: str, settings: PrepareSettings) -> FitState:

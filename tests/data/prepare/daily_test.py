@@ -93,7 +93,7 @@ def test_rows_are_those_of_ids_over_all_features_and_days(tmp_path):
 @pytest.mark.parametrize("key", [False, True])
 def test_a_day_that_is_prepared_again_gives_the_same_vocabulary(tmp_path, key):
     """Alone, among days that are new, after later days, and with keyed hashes."""
-    options = {}
+    options, lines = {}, []
     if key:
         (tmp_path / "key").write_bytes(bytes(range(32)))
         options["hash_key_file"] = str(tmp_path / "key")
@@ -102,7 +102,18 @@ def test_a_day_that_is_prepared_again_gives_the_same_vocabulary(tmp_path, key):
     for name, days in (("same", ["2024-05-03"]), ("late", ["2024-05-01"]), ("all", list(DAYS))):
         again = run(tmp_path, name, *days, vocabularies=str(last.path), **options)
         assert content(again.path / "vocabulary") == expected
-    window = run(tmp_path, "window", *list(DAYS)[1:], vocabularies=str(tmp_path / "1"), **options)
+    tighter = FEATURES | dict(
+        categorical=[dict(columns="item", table="item", **LIMITS | dict(max_rows=3))],
+        ragged=[dict(columns="seen", table="item", **LIMITS | dict(max_rows=3))],
+    )
+    options |= dict(vocabularies=str(last.path), report=lines.append)
+    again = run(tmp_path, "tighter", "2024-05-03", features=tighter, **options)
+    assert content(again.path / "vocabulary") == expected
+    assert any(
+        line.startswith("table item: 4 ids have rows, more than max_rows = 3") for line in lines
+    )
+    options |= dict(vocabularies=str(tmp_path / "1"))
+    window = run(tmp_path, "window", *list(DAYS)[1:], **options)
     assert content(window.path / "vocabulary") == expected
 
 
