@@ -193,7 +193,7 @@ def _scales_of_features(older: ConfigDict, config: ConfigDict) -> ConfigDict:
     for entry in (*features["categorical"], *features["ragged"]):
         columns = entry.get("columns", ())
         patterns += [columns] if isinstance(columns, str) else list(columns)
-    if not patterns:  # the features are those of a store
+    if not patterns:  # a store has the features
         return older.model.scales
     return ConfigDict(
         {

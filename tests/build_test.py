@@ -1,8 +1,8 @@
 """Names and counts in a config are held against a schema before any data is prepared."""
 
 import pytest
-from ml_collections import ConfigDict
 import tiny
+from ml_collections import ConfigDict
 
 from jaxrank import build, outputs
 from jaxrank.data.prepare.passes import prepare

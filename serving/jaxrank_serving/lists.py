@@ -130,7 +130,7 @@ def is_padding(entry: Ragged, value: Any, kind: str) -> bool:
         number = _number(value) if isinstance(value, str) else value
         if number != number:  # NaN
             return kind.startswith("float") and "nan" in map(str.lower, entry.padding)
-        return number in map(int, filter(_WHOLE.fullmatch, entry.padding))
+        return any(number == int(p) for p in entry.padding if _WHOLE.fullmatch(p))
     except (ValueError, TypeError, OverflowError):
         return False
 

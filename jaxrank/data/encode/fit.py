@@ -111,7 +111,7 @@ FIT_NOTHING = FitSpec((), (), (), False)
 def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
     """Returns the fits that a spec needs and `earlier` lacks. Vocabularies are always extended.
 
-    Ids are counted by day if those of the earlier store were and there is a time.
+    Ids are counted by day if the earlier store counts so and there is a time.
     """
     counted_by_day = any(history.by_event for history in earlier.histories.values())
     return FitSpec(

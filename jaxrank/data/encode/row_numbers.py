@@ -39,7 +39,7 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
         sizes = np.abs(column.values.to_numpy(zero_copy_only=False).astype(np.float64))
         if table.on_bad_id == "hash":  # of any size
             rounded = inexact(np.minimum(sizes, _LARGE), column.values.type)
-        else:  # ids out of range are not told apart
+        else:  # ids out of range share a row
             rounded = inexact(sizes, column.values.type) & (numbers < table.rows)
         if rounded.any():
             column.reject(
