@@ -147,7 +147,9 @@ def _measure_ids(
     is_folded = any(name in c.folded for c in counts)
     mapped = _mapped(tables, sides, counts[1].ids[name], is_folded)
     if isinstance(mapped, str):
-        undefined = ["psi", "new", "lost"]
+        # Shared counts do not fail a threshold, or no chain with large tables could have one.
+        is_large = is_folded and all(is_vocabulary)
+        undefined = [] if is_large else ["psi", "new", "lost"]
         if is_vocabulary[0] != is_vocabulary[1]:
             undefined.append("unknown")
         return result._replace(note=mapped, undefined=tuple(undefined))
