@@ -235,6 +235,7 @@ VECTORS = {
     "fixed_size_list": FOURS.cast(pa.list_(pa.float32(), 4)),
     "large_list": FOURS.cast(pa.large_list(pa.float64())),
     "text": ["1|2|3|4", None, "5||7|8"],
+    "bytes": [b"1|2|3|4", b"", b"5||7|8"],
     "brackets": ["[1.0, 2, 3, 4]", "[]", "[5, null, 7, 8]"],
     "numpy": ["[1. 2. 3. 4.]", "", "5||7|8"],
 }
