@@ -315,12 +315,19 @@ def test_bad_mask(tmp_path, bad, shown):
         run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
 
 
-@pytest.mark.parametrize("bad", ["-1", "inf", "x", ""])
+@pytest.mark.parametrize("bad", ["-1", "inf", "1e36", "x", ""])
 def test_bad_example_weight(tmp_path, bad):
     task = CLICK | dict(weight="m")
     result = repr(bad) if bad else "an empty value"
-    with rejected(f"day.csv, row 3, column m: must be a finite number, 0 or more: found {result}"):
+    must = "must be a finite number, 0 or more and at most 1e30"
+    with rejected(f"day.csv, row 3, column m: {must}: found {result}"):
         run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
+
+
+def test_real_labels_that_hardly_differ(tmp_path):
+    task = dict(name="y", label="m", kind="real")
+    with rejected("labels of 'y' in the split 'train' must have a range of at least 1e-15"):
+        run(tmp_path, "label,m\n1,1e-25\n1,3e-25\n", tasks=[task])
 
 
 def test_bad_truth(tmp_path):

@@ -25,6 +25,7 @@ from jaxrank.errors import InputError
 from jaxrank.report import Report
 
 TRAIN = "train"  # the split that encoders are fitted on
+_SMALLEST_RANGE = 1e-15  # of real labels
 
 
 class Preparation:
@@ -186,8 +187,23 @@ class Preparation:
         whole = Statistics(self._settings.features)
         for joined in totals.values():
             whole.merge(joined)
-        for line in statistics_report.lines(whole.summary()):
+        summary = whole.summary()
+        if split == TRAIN:
+            self._check_ranges(summary)
+        for line in statistics_report.lines(summary):
             self._report(f"  {line}")
+
+    def _check_ranges(self, summary: Mapping[str, Any]) -> None:
+        """Rejects real labels whose differences have squares near 0 in float32."""
+        for name, task in summary["tasks"].items():
+            if task.get("kind") != "real" or task["min"] is None:
+                continue
+            if 0 < task["max"] - task["min"] < _SMALLEST_RANGE:
+                raise InputError(
+                    f"features.tasks: labels of {name!r} in the split {TRAIN!r} must have a range"
+                    f" of at least {_SMALLEST_RANGE:g}, so that float32 can square it: found"
+                    f" {task['min']:g} to {task['max']:g}. Multiply them by a constant."
+                )
 
     def report_new_values(self, earlier: FittedEncoders, store: str) -> None:
         """Reports each feature most of whose values are missing in the earlier store."""

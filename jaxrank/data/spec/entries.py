@@ -101,7 +101,7 @@ class TaskSpec:
         "binary",
         choices=KINDS,
         help="kind of the labels, any of which may be empty. binary: 0 or 1, or false or true;"
-        " real: a finite number; count: a whole number, 0 or more",
+        " real: a number from -1e15 to 1e15; count: a whole number, 0 or more",
     )
     mask: str = field(
         "", help="a column: 0 or false where the label is unknown, 1 or true where it is known"
