@@ -61,7 +61,6 @@ class Scores(NamedTuple):
 
 # Marks files of predictions in the metadata of their schema.
 _MARK = b"jaxrank.predictions"
-_MARKED = {_MARK: b"1"}
 
 # File extensions of other formats than Parquet.
 _OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz")
@@ -382,9 +381,15 @@ def check_output(output: str | Path) -> Path:
 
 def _is_of_predict(path: Path) -> bool:
     try:
-        return _MARK in (pq.read_schema(path).metadata or {})
+        schema = pq.read_schema(path)
+        return (schema.metadata or {}).get(_MARK) == _columns(schema)
     except (pa.ArrowException, OSError):
         return False
+
+
+def _columns(schema: pa.Schema) -> bytes:
+    """Returns the names of all columns. A file to which somebody added one is not replaced."""
+    return "\n".join(schema.names).encode()
 
 
 def write_table(
@@ -402,7 +407,8 @@ def write_table(
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as partial:
             for scored, block in zip(scores, stored, strict=True):
-                table = _predictions(scored, block, tasks).replace_schema_metadata(_MARKED)
+                table = _predictions(scored, block, tasks)
+                table = table.replace_schema_metadata({_MARK: _columns(table.schema)})
                 sink = sink or pq.ParquetWriter(partial, table.schema)
                 sink.write_table(table)
                 rows += table.num_rows

@@ -369,6 +369,12 @@ def test_predictions_replace_predictions_only_and_are_rejected_before_anything_i
     output.unlink()
     first = evaluate.predict(str(run[0]), output=str(output))
     assert evaluate.predict(str(run[0]), output=str(output)).rows == first.rows
+    # pyarrow keeps the metadata of a table to which a column is added.
+    table = pq.read_table(output)
+    pq.write_table(table.append_column("note", pa.array(range(len(table)))), output)
+    with pytest.raises(InputError, match=r"day_2.parquet must be a new file or one that"):
+        evaluate.predict(str(run[0]), output=str(output))
+    assert pq.read_table(output).column_names[-1] == "note"
 
 
 def test_checkpoints_of_a_workdir_without_any_are_rejected(tmp_path):
