@@ -1,6 +1,6 @@
 """Handles directories of Parquet files whose current files are listed in the log of a table format.
 
-The log of Delta Lake is read. Tables of Iceberg and Hudi are rejected.
+The log of Delta Lake is read. Tables of other formats are rejected.
 """
 
 import json
@@ -18,6 +18,14 @@ from jaxrank.errors import InputError
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_HIVE_DELTA = re.compile(r"(delete_)?delta_\d+_\d+(_\d+)?")
+# Files that only tables of a format have: its title, and its name in Spark.
+_LOGS = {
+    ".hoodie": ("a Hudi", "hudi"),
+    ".hoodie_partition_metadata": ("a Hudi", "hudi"),
+    "_spark_metadata": ("a Spark streaming", "parquet"),
+    "snapshot/LATEST": ("a Paimon", "paimon"),
+}
 _WHAT_TO_DO = (
     "Write the table as plain Parquet first, as with"
     " spark.read.format({kind!r}).load(...).write.parquet(...)"
@@ -55,8 +63,15 @@ def _find_table(directory: str, known: dict[str, str | None]) -> str | None:
         return None
     if directory not in known:
         where = files.to_path(directory)
-        if (where / ".hoodie").exists():
-            raise _rejected(f"{directory}/.hoodie", "a Hudi", "hudi")
+        for name, (title, kind) in _LOGS.items():
+            if (where / name).exists():
+                raise _rejected(f"{directory}/{name}", title, kind)
+        if _HIVE_DELTA.fullmatch(directory.rpartition("/")[2]):
+            raise InputError(
+                f"{directory}: must not exist: found changes of a Hive table with transactions,"
+                " whose deleted rows would be read too. Write the table as plain Parquet first, as"
+                " with spark.table(...).write.parquet(...)."
+            )
         if _is_iceberg(where / "metadata"):
             raise _rejected(f"{directory}/metadata", "an Iceberg", "iceberg")
         is_table = (where / "_delta_log").exists()

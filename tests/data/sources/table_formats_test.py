@@ -107,13 +107,25 @@ def test_a_log_with_a_gap_is_rejected(table):
         (".hoodie/x", "a Hudi"),
         ("metadata/v2.metadata.json", "an Iceberg"),
         ("metadata/v1.metadata.json.gz", "an Iceberg"),
+        (".hoodie_partition_metadata", "a Hudi"),
+        ("_spark_metadata/0", "a Spark streaming"),
+        ("snapshot/LATEST", "a Paimon"),
     ],
 )
 @pytest.mark.parametrize("below", ["", "data"])
 def test_tables_whose_log_is_not_read_are_rejected(tmp_path, log, title, below):
-    (tmp_path / log).parent.mkdir()
+    (tmp_path / log).parent.mkdir(exist_ok=True)
     (tmp_path / log).write_text("{}")
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / "data" / "a.parquet")
     with pytest.raises(InputError, match=f"must not exist: found the log of {title}.*Write the"):
         values(tmp_path / below)
+
+
+@pytest.mark.parametrize("changes", ["delta_0000002_0000002", "delete_delta_0000003_0000003_0000"])
+def test_changes_of_a_hive_table_are_rejected(tmp_path, changes):
+    for name in ("base_0000001", changes):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / name / "a.parquet")
+    with pytest.raises(InputError, match=f"{changes}: must not exist: found changes of a Hive"):
+        values(tmp_path)
