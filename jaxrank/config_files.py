@@ -157,13 +157,6 @@ def _literal(text: str, kinds: Any = int | float | str) -> Any:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Loads a config; see `load_with_sources`."""
-    return load_with_sources(path, overrides)[0]
-
-
-def load_with_sources(
-    path: str | Path, overrides: Sequence[str] = ()
-) -> tuple[ConfigDict, list[str]]:
     """Loads the config of a Python file with `get_config()`, or one of `shipped.configs` by name.
 
     `file.py:text` calls `get_config` with a text, as in ml_collections. Modules that the file
@@ -174,12 +167,20 @@ def load_with_sources(
         overrides: fields to set, as on the command line:
             "--config.optim.dense.base_learning_rate=0.002", or the value as the next item.
 
-    Returns:
-        The config, and the files that it comes from.
-
     Raises:
         InputError: the file does not exist, raises, or does not return a config, or a field cannot
             be set.
+    """
+    return load_with_sources(path, overrides)[0]
+
+
+def load_with_sources(
+    path: str | Path, overrides: Sequence[str] = ()
+) -> tuple[ConfigDict, list[str]]:
+    """Returns the config that `load` loads, and the files that it comes from.
+
+    Raises:
+        InputError: see `load`.
     """
     loaded, sources = _loaded(path)
     left, joined = list(overrides), []

@@ -80,7 +80,7 @@ def initial_tables(embedding, seed=0):
 
 
 def new_tables(embedding, seed=0):
-    """Draws tables on the host. Values depend on table and row alone, as those of `init` do."""
+    """Draws tables on the host. Values depend on table and row alone, as in `init`."""
     tables = {}
     rows_of_table = {t.name: t.rows for t in embedding.layout.schema.tables}
     for stack in embedding.layout.stacks:
