@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
+_MAX_ABSENT = 1000  # attempts to open a path that does not exist
+
+
 @contextlib.contextmanager
 def new_directory(
     target: Path,
@@ -66,11 +69,15 @@ def hold(path: Path, opened: Callable[[], int]) -> int | None:
         OSError: an error of `opened`, other than a concurrent move or removal of `path`. Or the
             file system has no locks.
     """
+    absent = 0
     while True:
         try:
             descriptor = opened()
-        except FileNotFoundError:
-            continue  # its owner has just moved or removed it
+        except FileNotFoundError:  # its owner has just moved or removed it
+            absent += 1
+            if absent == _MAX_ABSENT:
+                raise  # nothing can be created there, as in /proc
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same_file(descriptor, path):

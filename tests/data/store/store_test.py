@@ -19,6 +19,7 @@ from store_blocks import SPEC, write_train
 
 from jaxrank.data import files
 from jaxrank.data.examples import Examples, cut, join
+from jaxrank.data.lock import lock_directory
 from jaxrank.data.statistics import vocabulary
 from jaxrank.data.statistics.vocabulary import checksum
 from jaxrank.data.store import file as store_file
@@ -580,3 +581,9 @@ def test_ending_a_finished_writer_leaves_the_next_ones_work(tmp_path):
     second.finish(dataclasses.replace(SCHEMA, tasks=()), SPEC)
     second.__exit__()
     assert open_store(tmp_path / "s").schema.tasks == ()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs the /proc of Linux")
+def test_a_directory_that_cannot_be_created_is_an_error():
+    with pytest.raises(FileNotFoundError):
+        lock_directory(Path("/proc/nosuch/store"))
