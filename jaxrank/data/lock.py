@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-
 _MAX_ABSENT = 1000  # attempts to open a path that does not exist
 
 
