@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import errno
 import faulthandler
+import functools
 import itertools
 import os
 import stat
@@ -846,7 +847,12 @@ def main() -> NoReturn:
     faulthandler.enable(2)  # prints the stack at a fatal signal, such as SIGBUS of a failing disk
     status, interrupted = 0, False
     try:
-        with signals.end_at_second(), signals.reraise_interrupt(), signals.not_in_native_imports():
+        with (
+            signals.end_at_second(),
+            signals.reraise_interrupt(),
+            signals.not_in_native_imports(),
+            signals.end_at_sigterm(functools.partial(_print_error, "stopped by SIGTERM")),
+        ):
             run(sys.argv[1:])
     except FailedCheckError as error:
         status = _print_error(f"error: {error}", error.exit_status, has_result=True)

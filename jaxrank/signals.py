@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from multiprocessing import resource_tracker
 from types import FrameType
@@ -51,6 +51,31 @@ def exit_at_sigterm() -> Iterator[None]:
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def end_at_sigterm(report: Callable[[int], object]) -> Iterator[None]:
+    """Ends the program at SIGTERM within the block, with status 128 + signal, after a report.
+
+    Nothing is raised, because modules in C++ may abort the program. Forked processes end silently.
+
+    Args:
+        report: receives the status.
+    """
+    process = os.getpid()
+
+    def end(number: int, _: FrameType | None) -> None:
+        try:
+            if os.getpid() == process:
+                report(128 + number)
+        finally:
+            os._exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
     try:

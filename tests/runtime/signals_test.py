@@ -262,3 +262,23 @@ _EARLY = """
 )
 def test_a_ctrl_c_that_no_code_can_handle_still_interrupts(tmp_path, script, out):
     assert end(begin(tmp_path, [script])) == (130, out, "jaxrank: interrupted\n")
+
+
+_SIGTERM = """
+    import os, signal, sys, time
+    from jaxrank import cli
+
+    def work(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    cli.run = work
+    cli.main()
+"""
+
+
+def test_sigterm_before_the_first_step_is_reported(tmp_path):
+    out, errors = (program := begin(tmp_path, [_SIGTERM], "train", "--json")).communicate()
+    assert program.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in errors
+    assert json.loads(out) == {"error": "stopped by SIGTERM", "status": 143}
