@@ -59,25 +59,33 @@ def exit_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class _End:
+    """A handler that ends the program after a report. Forked processes end silently."""
+
+    def __init__(self, report: Callable[[int], object]):
+        self._report, self._process, self._started = report, os.getpid(), threading.Lock()
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        if not self._started.acquire(blocking=False):
+            return  # the other thread ends the program
+        try:
+            if os.getpid() == self._process:
+                self._report(128 + number)
+        finally:
+            os._exit(128 + number)
+
+
 @contextlib.contextmanager
 def end_at_sigterm(report: Callable[[int], object]) -> Iterator[None]:
     """Ends the program at SIGTERM within the block, with status 128 + signal, after a report.
 
-    Nothing is raised, because modules in C++ may abort the program. Forked processes end silently.
+    Nothing is raised, because modules in C++ may abort the program. Within `end_at_second` it works
+    even while the main thread compiles.
 
     Args:
         report: receives the status.
     """
-    process = os.getpid()
-
-    def end(number: int, _: FrameType | None) -> None:
-        try:
-            if os.getpid() == process:
-                report(128 + number)
-        finally:
-            os._exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, _End(report))
     try:
         yield
     finally:
@@ -94,6 +102,9 @@ def _count(reader: socket.socket, apart_seconds: float) -> None:
             now = time.monotonic()
             if first is not None and now - first >= apart_seconds:
                 os._exit(128 + received[0])
+            handler = signal.getsignal(received[0])
+            if isinstance(handler, _End):
+                handler(received[0], None)
             first = now if first is None else first
 
 
