@@ -24,6 +24,7 @@ COOKBOOK = ("several_tasks", "warm_start", "own_model", "serving", "several_host
 ONE = "--config.mesh.devices=1"
 SHORT = [ONE, "--no-report", "--config.num_epochs=0.0", "--config.num_steps=24"]
 FEW = ["--config.source.rows.train=2000", "--config.source.rows.valid=1500"]
+ALONE = [("delay", FEW), ("negatives", FEW), ("history", FEW), ("vectors", [])]
 
 
 @pytest.fixture
@@ -66,9 +67,7 @@ def test_the_cookbook_runs(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "flags"), [("delay", FEW), ("negatives", FEW), ("history", FEW), ("vectors", [])]
-)
+@pytest.mark.parametrize(("name", "flags"), ALONE)
 def test_a_page_of_the_cookbook_runs(name, flags, folder):
     results = pages.run_page(
         pages.DOCS / "cookbook" / f"{name}.md", folder, {"train": [*SHORT, *flags]}

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import shlex
@@ -119,15 +120,28 @@ def test_generated_pages_and_tables_are_those_of_the_code():
         assert path.read_text() == text, f"{path}: run: python -m tools.diagrams"
 
 
+@functools.cache
+def pages_that_run() -> set[Path]:
+    """Returns the pages whose blocks docs_commands_test.py and extending_test.py run."""
+    tree = ast.parse((ROOT / "tests/system/docs_commands_test.py").read_text())
+    names: dict[str, set[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            texts = {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
+            names[ast.unparse(node.targets[0])] = texts
+    cookbook = names["OF_TUTORIAL"] | names["COOKBOOK"] | names["ALONE"]
+    run = {pages.DOCS / name for name in {*names["TUTORIAL"], "extending.md"}}
+    run |= {pages.DOCS / "cookbook" / f"{name}.md" for name in cookbook}
+    assert all(page.is_file() for page in run)
+    return run
+
+
 @pytest.mark.parametrize("page", [*READMES, *SITE], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_is_short_and_says_of_each_block_whether_it_runs(page):
     if page.name not in GENERATED and page.parent.name != "log":
         limit = 150 if page.parent.name == "benchmarks" else 200
         assert len(page.read_text().splitlines()) <= limit
-    run = (ROOT / "tests/system/docs_commands_test.py").read_text()
-    # That file names pages of the cookbook by their stem. extending_test.py runs the other one.
-    in_cookbook = page.parent.name == "cookbook"
-    runs = f'"{page.stem if in_cookbook else page.name}"' in run or page.name == "extending.md"
+    runs = page in pages_that_run()
     for block in pages.blocks(page):
         assert block.language, f"{block}: name a language"
         assert block.is_skipped() or runs, f"{block}: run it, or say why not"

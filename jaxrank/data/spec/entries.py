@@ -106,7 +106,7 @@ class TaskSpec:
     mask: str = field(
         "", help="a column: 0 or false where the label is unknown, 1 or true where it is known"
     )
-    weight: str = field("", help="a column with each example's weight for this task")
+    weight: str = field("", help="a column with each example's weight for this task, 0 to 1e30")
     truth: str = field(
         "",
         read_when=_BINARY,
