@@ -123,7 +123,8 @@ def _rank(measures: Measures) -> Sequence[float]:
 
     Features that are absent or cannot be compared come before them.
     """
-    if measures.missing is None or measures.undefined:
+    is_left_out = measures.psi is None and bool(measures.note)
+    if measures.missing is None or measures.undefined or is_left_out:
         return (-math.inf,)
     others = [MEASURES[name](measures) or 0.0 for name in ("new", "lost", "missing", "unknown")]
     return (-(measures.psi or 0.0), -max(others))

@@ -13,11 +13,13 @@ import numpy as np
 from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.columns import read_column
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.fit import FittedEncoders
+from jaxrank.data.encode.times import seconds
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.prepare.scatter import Scatter
-from jaxrank.data.prepare.settings import PrepareSettings, chunks, record_days
+from jaxrank.data.prepare.settings import TRAIN, PrepareSettings, chunks, record_days
 from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.statistics.split import Statistics
@@ -130,6 +132,8 @@ class _Writers:
         """Returns the directories of a chunk's records, each with its records."""
         split = self._unit.split
         if not self._settings.features.by_day:
+            if split == TRAIN and self._settings.wanted.days:  # fitting left invalid times out
+                chunk, _ = rejects.attempt(chunk, self._read_times)
             return [(split, chunk)]
         dated = functools.partial(record_days, self._settings.features)
         chunk, dates = rejects.attempt(chunk, dated)
@@ -138,6 +142,10 @@ class _Writers:
             others = np.flatnonzero(dates != day)
             parts.append((f"{split}/{day}", chunk.drop_records(others) if len(others) else chunk))
         return parts
+
+    def _read_times(self, chunk: Chunk) -> None:
+        features = self._settings.features
+        seconds(read_column(chunk, features.time), time_format=features.time_format)
 
     def _encoder(self, directory: str) -> "tuple[Encoder, _Blocks | Scatter]":
         if directory not in self._by_directory:

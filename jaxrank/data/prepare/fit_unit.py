@@ -36,7 +36,7 @@ def fit(settings: PrepareSettings, unit: WorkUnit) -> None:
     """
     path, fingerprint = (
         fit_state_path(settings, unit),
-        settings.fingerprint(unit, settings.wanted.names),
+        settings.fingerprint(unit, settings.wanted.names, settings.wanted.days),
     )
     if path.is_file() and _has(path, fingerprint, settings):
         return

@@ -20,9 +20,9 @@ from jaxrank.data.encode.fit import (
 )
 from jaxrank.data.pipes import copy, is_pipe
 from jaxrank.data.prepare.earlier import earlier_fitted
-from jaxrank.data.prepare.preparation import TRAIN, Preparation
+from jaxrank.data.prepare.preparation import Preparation
 from jaxrank.data.prepare.runners import Local, Runner
-from jaxrank.data.prepare.settings import PrepareSettings
+from jaxrank.data.prepare.settings import TRAIN, PrepareSettings
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.derived import UnknownColumn, add_derived
 from jaxrank.data.spec.features import FeatureSpec

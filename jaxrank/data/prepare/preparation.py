@@ -14,7 +14,7 @@ from jaxrank.data.encode.fit import (
 )
 from jaxrank.data.prepare import encode_unit, fit_unit, gather_unit, sample
 from jaxrank.data.prepare.runners import Runner
-from jaxrank.data.prepare.settings import PrepareSettings
+from jaxrank.data.prepare.settings import TRAIN, PrepareSettings
 from jaxrank.data.prepare.units import make_units
 from jaxrank.data.sources.registry import Source
 from jaxrank.data.statistics import new_values
@@ -24,7 +24,6 @@ from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError
 from jaxrank.report import Report
 
-TRAIN = "train"  # the split that encoders are fitted on
 _SMALLEST_RANGE = 1e-15  # of real labels
 
 
@@ -79,8 +78,8 @@ class Preparation:
             if table.max_rows and rows > table.max_rows:
                 self._report(
                     f"table {table.name}: {rows:,} ids have rows, more than max_rows ="
-                    f" {table.max_rows:,}, because this data was counted before: limits are"
-                    " applied with the next new data"
+                    f" {table.max_rows:,}, because this data adds no counts: limits are applied"
+                    " with the next new data"
                 )
         return fitted
 

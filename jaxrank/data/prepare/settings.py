@@ -23,8 +23,9 @@ from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.manifest import FORMAT_VERSION
 
+TRAIN = "train"  # the split that encoders are fitted on
 # Increased when equal data and options give other blocks, so that kept work is not reused.
-_ENCODING = 6
+_ENCODING = 7
 
 
 class PrepareSettings(NamedTuple):

@@ -8,11 +8,15 @@ import preparations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparations import TASK, content
+from preparations import TASK, content, lasting_content
 
+from jaxrank.data.prepare import encode_unit
 from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.prepare.runners import Local
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
+
+small_units = pytest.fixture(preparations.small_units)
 
 FORMAT_4 = Path(__file__).parents[2] / "golden/format_4"
 LIMITS = dict(min_count=2, max_rows=4, keep_days=2)
@@ -157,6 +161,52 @@ def test_a_chain_that_counts_by_day_goes_on_without_limits_but_not_without_times
     message = f"features.time: must name .* the store {first.path} counts .* found none. Set"
     with pytest.raises(InputError, match=message):
         run(tmp_path, "none", "2024-05-02", features=FEATURES | entries | dict(time=""), **earlier)
+
+
+WITHOUT_LIMITS = FEATURES | dict(
+    dense=[],  # a scale that is fitted once would distinguish the passes
+    categorical=[dict(columns="item", table="item")],
+    ragged=[dict(columns="seen", table="item")],
+)
+
+
+@pytest.mark.parametrize("is_first_in_chain", [True, False])
+def test_kept_work_that_counts_in_another_way_is_not_used(
+    tmp_path, small_units, monkeypatch, is_first_in_chain
+):
+    """A chain counts by day and a store alone does not, without limits."""
+    earlier = str(run(tmp_path, "earlier", "2024-05-01").path)
+    ways = [dict(vocabularies=earlier), {}]
+    first, second = ways if is_first_in_chain else reversed(ways)
+    source = dict(kind="parquet", files=dict(train=write(tmp_path, *list(ROWS)[1:])))
+
+    def prepared(name, way):
+        options = dict(runner=Local(1), report=lambda _: None) | way
+        return prepare(WITHOUT_LIMITS, source, tmp_path / name, **options)
+
+    expected = prepared("expected", second)
+
+    def stopped(*_):
+        raise InputError("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(encode_unit, "encode", stopped)
+        with pytest.raises(InputError, match="stopped"):
+            prepared("store", first)
+    store = prepared("store", second)
+    assert lasting_content(store.path) == lasting_content(expected.path)
+
+
+def test_a_record_whose_time_is_invalid_is_skipped_in_both_passes(tmp_path):
+    table = pq.read_table(write(tmp_path, "2024-05-01"))
+    times = pa.array(["2024-05-01 12:00", "noon", "2024-05-01 12:00", None])
+    at = table.schema.get_field_index("time")
+    pq.write_table(table.set_column(at, "time", times), tmp_path / "day.parquet")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "day.parquet")))
+    store = prepare(FEATURES, source, tmp_path / "store", on_error="skip", report=lambda _: None)
+    assert store.split("train").rows == 3
+    (line,) = (tmp_path / "store" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(line)["column"] == "time"
 
 
 @pytest.mark.parametrize("damage", ["waiting", "last_day"])
