@@ -27,8 +27,9 @@ _CHANGES = ("mtime", "modify", "LastModified", "Last-Modified", "last_modified",
 # Ends of the names of backups and of files that a program is still writing.
 _NOT_FINISHED = (
     *("~", ".bak", ".tmp", ".temp", ".swp", ".part", ".partial", ".filepart", ".crdownload"),
-    *(".inprogress", "._copying_"),
+    *(".inprogress", "._copying_", ".old", ".orig"),
 )
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br")
 
 _NO_MATCH = (
     "{}: this pattern must match at least one file: found none. Correct the pattern, or create the"
@@ -164,8 +165,9 @@ def _find_local(text: str) -> list[str]:
 def _listed(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
-        inside = sorted(_list_data(path, path.resolve(), set()))
-        return [str(p) for p in inside] or _none_inside(text)
+        inside = [str(p) for p in sorted(_list_data(path, path.resolve(), set()))]
+        _check_compressed(inside)
+        return inside or _none_inside(text)
     if path.exists():
         _is_file(path)
         return [text]
@@ -266,6 +268,7 @@ def _find_remote(url: str) -> list[str]:
     data = [p for p in inside if _is_data(tuple(p.removeprefix(root).split("/")))]
     for name in data:
         _check_finished(name)
+    _check_compressed(data)
     return [system.unstrip_protocol(p) for p in data] or _none_inside(url)
 
 
@@ -284,6 +287,19 @@ def _check_finished(path: str) -> None:
             f"{path}: must not be a backup or unfinished file of the directory: found this name."
             " Remove the file, or select the others by a pattern."
         )
+
+
+def _check_compressed(paths: Sequence[str]) -> None:
+    """Rejects a directory with a file and the same file compressed."""
+    present = set(paths)
+    for path in paths:
+        plain, end = os.path.splitext(path)
+        if end.lower() in _COMPRESSED and plain in present:
+            raise InputError(
+                f"{path}: must not lie beside {os.path.basename(plain)}, whose compressed copy it"
+                " is by its name: found both, and both would be read. Remove one, or select the"
+                " files by a pattern."
+            )
 
 
 def _none_inside(path: str) -> list[str]:

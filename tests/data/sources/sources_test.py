@@ -115,6 +115,10 @@ def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
         with pytest.raises(InputError, match=rf"{name}: must not be a backup or unfinished file"):
             make_source(dict(kind="csv", files=dict(train=str(inside))))
         (inside / name).unlink()
+    (inside / "day1.csv").write_text("n\n1\n")
+    with pytest.raises(InputError, match=r"day1.csv.gz: must not lie beside day1.csv, whose"):
+        make_source(dict(kind="csv", files=dict(train=str(inside))))
+    (inside / "day1.csv").unlink()
     files = [str(tmp_path / "first.csv"), OtherPath(inside), str(tmp_path / "late*.csv")]
     source = make_source(dict(kind="csv", files=dict(train=files, test=files[0])))
     assert source.splits == ["train", "test"]
