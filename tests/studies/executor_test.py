@@ -80,7 +80,13 @@ def test_a_study_writes_its_table_picture_and_the_record_of_each_run(tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
     text = "\n".join(lines)
-    for part in ("It runs.", "Best values: --config.seed=1", "run-3: ", "(3 of 3)", "s left"):
+    for part in (
+        "It runs.",
+        "Best values: --config.seed=1",
+        "run-3: ",
+        "(3 of 3 of this round)",
+        "s left",
+    ):
         assert part in text
     run = tmp_path / "study" / "runs" / "run-2"
     assert json.loads((run / "config.json").read_text())["seed"] == 2
