@@ -15,7 +15,7 @@ from jaxrank import config as configs
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
-from jaxrank.config_files import to_plain
+from jaxrank.config_files import id_patterns, to_plain
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.room import ListRoom, estimated_room, list_room, report_room
@@ -385,13 +385,20 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
 def check_scales(config: ConfigDict, schema: Schema) -> None:
     """Checks names of features in `model.scales` of a new run, which a run that resumes keeps.
 
+    A feature that `features` may name, by a pattern or to skip it, need not be in the data: a warm
+    start inherits its scale.
+
     Raises:
         InputError: naming the field, with the nearest feature.
     """
     features = [f.name for f in schema.categorical] + [f.name for f in schema.ragged]
-    skipped = to_plain(config.features).get("skip", ())
+    patterns = id_patterns(config.features)
+    if not patterns:  # a store has the features, and a scale may be inherited
+        return
+    skipped = config.features.get("skip", ())
+    patterns += [skipped] if isinstance(skipped, str) else list(skipped)
     for name in config.model.get("scales", ()):  # of a factorization machine
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in skipped):
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             validate.check_choice("model.scales", name, features)
 
 

@@ -218,6 +218,15 @@ def naming_lines(
         raise InputError(f"{error}{lines}") from error
 
 
+def id_patterns(section: ConfigDict) -> list[str]:
+    """Returns the patterns of columns in the categorical and ragged entries of `features`."""
+    features, patterns = to_plain(section), []
+    for entry in (*features.get("categorical", ()), *features.get("ragged", ())):
+        columns = entry.get("columns", ())
+        patterns += [columns] if isinstance(columns, str) else list(columns)
+    return patterns
+
+
 def overridden(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
     """Returns the config with fields set, by the rules of the command line.
 

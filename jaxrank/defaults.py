@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrank.config import default
-from jaxrank.config_files import to_plain
+from jaxrank.config_files import id_patterns, to_plain
 from jaxrank.data.statistics import effects
 from jaxrank.data.statistics.effects import Prior
 from jaxrank.data.store.split import Split
@@ -189,10 +189,7 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
 
 def _scales_of_features(older: ConfigDict, config: ConfigDict) -> ConfigDict:
     """Returns the scales of the older run's features that a config may still have."""
-    features, patterns = to_plain(config.features), []
-    for entry in (*features["categorical"], *features["ragged"]):
-        columns = entry.get("columns", ())
-        patterns += [columns] if isinstance(columns, str) else list(columns)
+    patterns = id_patterns(config.features)
     if not patterns:  # a store has the features
         return older.model.scales
     return ConfigDict(

@@ -56,11 +56,18 @@ def test_names_that_no_data_can_have_are_rejected(change, message):
 
 def test_a_scale_of_no_feature_is_rejected():
     schema = make_schema(tiny.config())
-    config = ConfigDict(dict(model=dict(scales={"c0": 0.5, "c_1": 0.1}), features=dict(skip=())))
-    with pytest.raises(InputError, match=r"model.scales: .* found 'c_1'\. Did you mean 'c1'\?"):
+    entries = [dict(columns="c0"), dict(columns=("c2", "d*"))]
+
+    def check(name, skip):
+        features = dict(categorical=entries, ragged=[], skip=skip)
+        config = ConfigDict(dict(model=dict(scales={"c0": 0.5, name: 0.1}), features=features))
         build.check_scales(config, schema)
-    config.features.skip = ("c_*",)
-    build.check_scales(config, schema)
+
+    with pytest.raises(InputError, match=r"model.scales: .* found 'c_1'\. Did you mean 'c1'\?"):
+        check("c_1", ())
+    for skip in (("c_*",), "c_1"):  # the second as the command line sets it
+        check("c_1", skip)
+    check("d7", ())  # of a column that a warm start's data lacks
 
 
 def test_names_that_are_there_pass():
