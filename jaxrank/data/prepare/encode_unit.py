@@ -80,7 +80,8 @@ def encode(settings: PrepareSettings, unit: WorkUnit, fitted: str, buckets: int 
         InputError: a record is invalid.
         RunError: a file has changed since the preparation began.
     """
-    path, fingerprint = result_path(settings, unit), settings.fingerprint(unit, fitted, buckets)
+    path = result_path(settings, unit)
+    fingerprint = settings.fingerprint(unit, fitted, buckets, settings.wanted.days)
     if path.is_file():
         if _is_written(settings, path, fingerprint):
             return
