@@ -1,9 +1,11 @@
 """Asynchronous training against the synchronous step, and against NumPy."""
 
 import dataclasses
+import functools
 import re
 
 import examples
+import flax
 import flax.linen as nn
 import jax
 import numpy as np
@@ -18,7 +20,9 @@ from jaxrank.embedding import logical_rows
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation.report import flatten_metrics
 from jaxrank.models import Inputs, register
+from jaxrank.models.tower import BatchNorm
 from jaxrank.program import BatchShape, CompiledSteps
+from jaxrank.step import Pulled, compute_gradients
 from jaxrank.studies.execution import train_asynchronous
 from jaxrank.studies.execution.asynchronous import AsynchronousSteps, places, worker_order
 
@@ -31,10 +35,14 @@ WARMUP = 8  # steps
 class OneLayer(nn.Module):
     tasks: int
     width: int = 5
+    dropout: float = 0.0  # with batch norm, if it is not 0
 
     @nn.compact
     def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
         x = nn.relu(nn.Dense(self.width, name="hidden")(inputs.features))
+        if self.dropout:
+            x = BatchNorm(0.9, name="norm")(x, inputs.share, train=train)
+            x = nn.Dropout(self.dropout, deterministic=not train)(x)
         return nn.Dense(self.tasks, name="head")(x)
 
 
@@ -47,10 +55,15 @@ def set_rates(config):
 
 @dataclasses.dataclass
 class Server:
-    """Adam for the layers and row-wise AdaGrad for the table, in float64, with all state."""
+    """Adam for the layers and row-wise AdaGrad for the table, in float64, with all state.
+
+    params: by the path of each.
+    statistics: of batch norm.
+    """
 
     params: dict
     rows: np.ndarray
+    statistics: dict
     step: int = 0
 
     def __post_init__(self):
@@ -58,8 +71,9 @@ class Server:
         self.square = {k: np.zeros_like(v) for k, v in self.params.items()}
         self.accumulator = np.full(len(self.rows), 0.1)
 
-    def push(self, grads, row_grads, read):
+    def push(self, grads, row_grads, read, statistics):
         self.step += 1
+        self.statistics = statistics  # that the worker has moved from those of its pull
         rise = min(1, self.step / WARMUP)  # by the server's step, not the step of the pull
         for name, grad in grads.items():
             self.mean[name] = 0.9 * self.mean[name] + 0.1 * grad
@@ -72,25 +86,55 @@ class Server:
         self.rows[read] -= rise * TABLE_RATE * row_grads[read] * scale[:, None]
 
 
-def gradients(params, vectors, batch, lay):
+def gradients(pulled, batch):
     """The gradients of `OneLayer` by hand: of the parameters and of the looked-up vectors."""
+    params, vectors = pulled.params, pulled.vectors
     (name,) = vectors
     size = len(batch.labels)
     shapes = [vectors[name][kind].shape for kind in ("ids", "lists")]
     flat = [vectors[name][kind].reshape(size, -1) for kind in ("ids", "lists")]
     x = np.concatenate([batch.dense, *flat], axis=1)
-    before = x @ params["w1"] + params["b1"]
+    before = x @ params["hidden", "kernel"] + params["hidden", "bias"]
     hidden = np.maximum(before, 0)
-    logits = hidden @ params["w2"] + params["b2"]
+    logits = hidden @ params["head", "kernel"] + params["head", "bias"]
     error = (1 / (1 + np.exp(-logits)) - batch.labels) * batch.weights / batch.weights.sum(0)
-    of_hidden = error @ params["w2"].T * (before > 0)
-    of_x = of_hidden @ params["w1"].T
-    grads = dict(w1=x.T @ of_hidden, b1=of_hidden.sum(0), w2=hidden.T @ error, b2=error.sum(0))
+    of_hidden = error @ params["head", "kernel"].T * (before > 0)
+    of_x = of_hidden @ params["hidden", "kernel"].T
+    grads = {
+        ("hidden", "kernel"): x.T @ of_hidden,
+        ("hidden", "bias"): of_hidden.sum(0),
+        ("head", "kernel"): hidden.T @ error,
+        ("head", "bias"): error.sum(0),
+    }
     ids, lists = np.split(of_x[:, batch.dense.shape[1] :], [flat[0].shape[1]], axis=1)
-    return grads, {name: {"ids": ids.reshape(shapes[0]), "lists": lists.reshape(shapes[1])}}
+    return grads, {name: {"ids": ids.reshape(shapes[0]), "lists": lists.reshape(shapes[1])}}, {}
 
 
-def simulated(server, lay, batches, order, workers):
+def gradients_of_step(step_spec):
+    """`gradients` by the synchronous step, for a model whose step and statistics matter."""
+    compute = jax.jit(
+        jax.shard_map(
+            functools.partial(compute_gradients, step_spec),
+            mesh=step_spec.embedding.mesh,
+            in_specs=jax.sharding.PartitionSpec(),
+            out_specs=jax.sharding.PartitionSpec(),
+            check_vma=False,
+        )
+    )
+
+    def of_pulled(pulled, batch):
+        params = flax.traverse_util.unflatten_dict(pulled.params)
+        single = jax.tree.map(np.float32, (params, pulled.model_state, pulled.vectors))
+        zero = np.zeros(len(batch.labels[0]), np.float32)
+        arrays = Pulled(np.int32(pulled.step), *single[:2], zero, zero + 1, single[2])
+        result = jax.device_get(compute(arrays, batch))
+        grads = flax.traverse_util.flatten_dict(result.dense)
+        return grads, result.vectors, result.model_state
+
+    return of_pulled
+
+
+def simulated(server, lay, batches, order, workers, gradients):
     """Asynchronous training from its definition. Returns the staleness of each push."""
     (stack,) = lay.stacks
     waiting, held, staleness = list(batches), {}, []
@@ -99,28 +143,30 @@ def simulated(server, lay, batches, order, workers):
         if waiting:
             batch = waiting.pop(0)
             vectors = examples.lookup_vectors({stack.name: server.rows}, lay, batch)
-            held[worker] = dict(server.params), vectors, batch, server.step
+            pulled = server.step, dict(server.params), server.statistics, None, None, vectors
+            held[worker] = Pulled(*pulled), batch
 
     for worker in range(workers):
         pull(worker)
     for worker in order:
-        params, vectors, batch, step = held.pop(worker)
-        staleness.append(server.step - step)
-        grads, vector_grads = gradients(params, vectors, batch, lay)
+        pulled, batch = held.pop(worker)
+        staleness.append(server.step - pulled.step)
+        grads, vector_grads, statistics = gradients(pulled, batch)
         row_grads = examples.row_gradients(lay, batch, vector_grads)[stack.name]
         ones = jax.tree.map(np.ones_like, vector_grads)
         read = examples.row_gradients(lay, batch, ones)[stack.name].any(axis=1)
-        server.push(grads, row_grads, read)
+        server.push(grads, row_grads, read, statistics)
         pull(worker)
     return staleness
 
 
-@pytest.mark.parametrize("workers", [3])
-def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
-    steps, size = 12, 32
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["plain", "dropout and batch norm"])
+def test_asynchronous_training_equals_a_simulation_in_numpy(dropout):
+    steps, size, workers = 12, 32, 3
     c = set_rates(tiny.config(batch_size=size))
     with c.unlocked():
         c.model = default("one_layer").model
+    c.model.dropout = dropout
     lay, mesh = examples.small_layout(), meshes.make_mesh(devices=1)
     step_spec = make_step_spec(c, lay, mesh, num_steps=steps, room={"dim8": 1.0})
     program = CompiledSteps(step_spec, mesh, BatchShape(size, 8, {"dim8": 40}))
@@ -128,16 +174,14 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
     asynchronous, state = AsynchronousSteps(program, workers), program.init()
 
     (stack,) = lay.stacks
-    layers = jax.tree.map(np.float64, state.params)
-    params = dict(
-        w1=layers["hidden"]["kernel"],
-        b1=layers["hidden"]["bias"],
-        w2=layers["head"]["kernel"],
-        b2=layers["head"]["bias"],
-    )
     rows = logical_rows({n: t.rows for n, t in state.tables.items()}, stack).astype(np.float64)
-    server, order = Server(params, rows), worker_order(7, workers, steps)
-    staleness = simulated(server, lay, batches, order, workers)
+    params, statistics = jax.device_get((state.params, state.model_state))
+    server = Server(
+        jax.tree.map(np.float64, flax.traverse_util.flatten_dict(params)), rows, statistics
+    )
+    order = worker_order(7, workers, steps)
+    by_hand = gradients_of_step(step_spec) if dropout else gradients
+    staleness = simulated(server, lay, batches, order, workers, by_hand)
     assert max(staleness) > 2
 
     stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches)
@@ -158,15 +202,12 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
     state, _, (_, actual) = train(state, in_flight, stacked, *read_write, *limits)
     assert list(actual[:workers]) == staleness[-workers:]
 
-    layers = state.params
-    actual = dict(
-        w1=layers["hidden"]["kernel"],
-        b1=layers["hidden"]["bias"],
-        w2=layers["head"]["kernel"],
-        b2=layers["head"]["bias"],
-    )
+    actual = flax.traverse_util.flatten_dict(state.params)
     for name, expected in server.params.items():
         np.testing.assert_allclose(actual[name], expected, 1e-4, 1e-5, err_msg=name)
+    assert jax.tree.leaves(state.model_state) or not dropout
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(near, state.model_state, server.statistics)
     rows = logical_rows({n: t.rows for n, t in state.tables.items()}, stack)
     np.testing.assert_allclose(rows, server.rows, 1e-4, 1e-5)
     slots = logical_rows({n: t.slots["accumulator"] for n, t in state.tables.items()}, stack)
