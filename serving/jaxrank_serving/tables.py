@@ -41,9 +41,13 @@ class StackRows:
         if self._dtype == "float32":
             return stored
         if self._dtype == "bfloat16":
-            return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            bits = stored.astype(np.uint32)
+            bits <<= np.uint32(16)
+            return bits.view(np.float32)
         assert self._scales is not None
-        return stored * self._scales.take(rows, mode="clip")[..., None]
+        vectors = stored.astype(np.float32)
+        vectors *= self._scales.take(rows, mode="clip")[..., None]
+        return vectors
 
 
 def _mapped(bundle: Bundle, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

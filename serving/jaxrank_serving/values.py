@@ -208,22 +208,28 @@ def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
 
 def numbers_of_columns(columns: Sequence[Cells]) -> list[np.ndarray]:
     """Returns `numbers` of each column. Values of common types are converted together."""
-    joined = list(itertools.chain.from_iterable(cells.values for cells in columns))
-    types = set(map(type, joined))
-    is_rounded = any(cells.column.type in ("float32", "float16", "bool") for cells in columns)
     result = None
-    if types <= {str, type(None)} and not is_rounded:
-        with contextlib.suppress(ValueError):
-            result = np.fromiter(map(_PARSED.__getitem__, joined), np.float64, len(joined))
-    elif types <= {int, float, type(None)} and not is_rounded:
-        with contextlib.suppress(OverflowError):
-            result = np.array(joined, np.float64)
-            if types != {int} and not _is_finite(joined, result):
-                result = None
+    if not any(cells.column.type in ("float32", "float16", "bool") for cells in columns):
+        joined = list(itertools.chain.from_iterable(cells.values for cells in columns))
+        result = _parse_all(joined)
     if result is None:
         return [numbers(cells) for cells in columns]
     ends = itertools.accumulate(len(cells.values) for cells in columns)
     return [result[end - len(cells.values) : end] for cells, end in zip(columns, ends, strict=True)]
+
+
+def _parse_all(values: list[Any]) -> np.ndarray | None:
+    """Returns f64[n] of texts, or of numbers. None if a value needs a check of its own."""
+    if isinstance(next((value for value in values if value is not None), None), str):
+        with contextlib.suppress(ValueError, TypeError):  # TypeError: a value has no hash
+            return np.fromiter(map(_PARSED.__getitem__, values), np.float64, len(values))
+        return None
+    types = set(map(type, values))
+    if types <= {int, float, type(None)}:
+        with contextlib.suppress(OverflowError):
+            result = np.array(values, np.float64)
+            return result if types == {int} or _is_finite(values, result) else None
+    return None
 
 
 def _is_finite(values: list[Any], result: np.ndarray) -> bool:
@@ -235,10 +241,12 @@ class _Parsed(dict[str | None, float]):
     """Numbers that texts stand for, NaN for a missing one. Remembers the first ones.
 
     Raises:
-        ValueError: a text is not a finite number.
+        ValueError: a value is not the text of a finite number.
     """
 
-    def __missing__(self, text: str | None) -> float:
+    def __missing__(self, text: Any) -> float:
+        if text is not None and not isinstance(text, str):
+            raise ValueError
         number = _number(text, "text")
         if text and not np.isfinite(number):
             raise ValueError
