@@ -73,7 +73,7 @@ class Server:
 
     def push(self, grads, row_grads, read, statistics):
         self.step += 1
-        self.statistics = statistics  # that the worker has moved from those of its pull
+        self.statistics = statistics  # of the pull, and moved by its batch
         rise = min(1, self.step / WARMUP)  # by the server's step, not the step of the pull
         for name, grad in grads.items():
             self.mean[name] = 0.9 * self.mean[name] + 0.1 * grad
