@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import xxhash
+from xxhash import xxh3_64_hexdigest
 
 from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
@@ -148,14 +148,14 @@ class Seal(NamedTuple):
         """Returns the object as plain data with its checksum, which replaces an earlier one."""
         tree = plain(value)
         tree.pop(self.key, None)
-        return tree | {self.key: _checksum(self._content(tree).encode())}
+        return tree | {self.key: xxh3_64_hexdigest(self._content(tree).encode())}
 
     def to_text(self, value: Any) -> str:
         """Returns the text of a sealed file, one value per line."""
         tree = plain(value)
         tree.pop(self.key, None)
         content = self._content(tree)
-        return content + self._mark + _checksum(content.encode()) + _END
+        return content + self._mark + xxh3_64_hexdigest(content.encode()) + _END
 
     def read(
         self, path: "Path | UPath", check: Callable[[dict[str, Any]], None] = lambda _: None
@@ -178,10 +178,10 @@ class Seal(NamedTuple):
         checksum = tree.pop(self.key)
         if self.of_bytes:
             body, mark, end = content.rpartition(self._mark.encode())
-            must = _checksum(body)
+            must = xxh3_64_hexdigest(body)
             is_whole = bool(mark) and end.decode() == must + _END
         else:
-            must = _checksum(self._content(tree).encode())
+            must = xxh3_64_hexdigest(self._content(tree).encode())
             is_whole = checksum == must
         if not is_whole:
             raise InputError(
@@ -201,7 +201,3 @@ class Seal(NamedTuple):
 
 
 _END = '"\n}\n'
-
-
-def _checksum(content: bytes) -> str:
-    return xxhash.xxh3_64_hexdigest(content)

@@ -1,7 +1,6 @@
 """Maps the raw values of pre-trained vectors to the rows of a table."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +19,6 @@ ENCODINGS = ("vocabulary", "hash", "integer")  # of tables that can start from v
 _SHOWN = 3  # values in a message
 _SLICE = 1 << 16  # values that are Python texts at once
 _MAX_SEEDS = 8  # of hashes; a collision of 64 bits is rare
-
-
-class RowVectors(NamedTuple):
-    """Vectors of rows of a table.
-
-    rows: i32[n], all different.
-    vectors: f32[n, width].
-    """
-
-    rows: np.ndarray
-    vectors: np.ndarray
 
 
 class TableVectors:
@@ -66,8 +54,10 @@ class TableVectors:
             return num_numbered(self.table)
         return self.table.rows - RESERVED_ROWS
 
-    def batches(self) -> Iterator[RowVectors]:
-        """Yields the vectors of values that the table has.
+    def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields rows i32[n] of values that the table has, all different, and their vectors.
+
+        Vectors are f32[n, width].
 
         Raises:
             InputError: the file is invalid, has a value twice, or has no value of the table.
@@ -87,7 +77,7 @@ class TableVectors:
             used = known[np.sort(first)]
             self.has_vector[rows[used]] = True
             if len(used):
-                yield RowVectors(rows[used], batch.vectors[used])
+                yield rows[used], batch.vectors[used]
         if not self.has_vector.any():
             raise InputError(
                 f"{self.files.path}: must have values of the table {self.table.name!r}:"

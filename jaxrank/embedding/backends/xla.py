@@ -137,7 +137,7 @@ class RowLayout:
         return jax.tree.map(lambda a, c: a + self._padded(c).reshape(a.shape), arrays, changes)
 
     def _gather(self, array: jax.Array, row: jax.Array) -> jax.Array:
-        """Reads rows like `gathered`."""
+        """Reads rows. The layout of CPU overrides it with native code."""
         return gathered(array, row)
 
     def _rows(self, array: jax.Array) -> jax.Array:

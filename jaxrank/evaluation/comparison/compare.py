@@ -157,10 +157,10 @@ def compare_scored(
     """
     tasks = common_tasks([run.tasks for run in scored])
     every = np.arange(len(scored[0].scores.labels))
-    compared = _compared(scored, tasks, every, rows, intervals.CONFIDENCE)
+    compared, differences = _compared(scored, tasks, every, rows, intervals.CONFIDENCE)
     runs = [
         {"workdir": s.workdir, "checkpoint": s.checkpoint, "step": s.step} | of_run
-        for s, of_run in zip(scored, compared.runs, strict=True)
+        for s, of_run in zip(scored, compared, strict=True)
     ]
     flat = [config_files.flatten(config_files.to_plain(s.config)) for s in scored]
     fields = [
@@ -170,12 +170,12 @@ def compare_scored(
     if rows.groups:
         sliced = _sliced(rows.groups, scored, tasks, rows, simultaneous)
         if not rows.groups.is_ordered:
-            task, metrics = next(iter(compared.runs[0]["metrics"].items()))
+            task, metrics = next(iter(compared[0]["metrics"].items()))
             metric = leading_metric(metrics)
             sliced["values"].sort(key=lambda entry: -surely_worse(entry, task, metric))
     cluster = rows.clusters.to_json() if rows.clusters else None
     requests = {"column": rows.spec.column, "k": rows.spec.k} if rows.requests else None
-    return Comparison(runs, compared.differences, len(every), sliced, fields, cluster, requests)
+    return Comparison(runs, differences, len(every), sliced, fields, cluster, requests)
 
 
 def score(workdir: str, run: Opened) -> ScoredRun:
@@ -265,21 +265,18 @@ def surely_worse(entry: Mapping[str, Any], task: str, metric: str) -> float:
     return max((bound for bound in bounds if not math.isnan(bound)), default=-math.inf)
 
 
-class _Compared(NamedTuple):
-    """Metrics and intervals of each run, and the differences of all but the first."""
-
-    runs: list[dict[str, Any]]
-    differences: list[dict[str, Any]]
-
-
 def _compared(
     scored: Sequence[ScoredRun],
     tasks: Sequence[Task],
     members: np.ndarray,
     rows: Rows,
     confidence: float,
-) -> _Compared:
-    """Compares runs on the examples `members`, i64[n]."""
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Compares runs on the examples `members`, i64[n].
+
+    Returns:
+        Metrics and intervals of each run, and the differences of all but the first.
+    """
     runs: list[dict[str, Any]] = [{"metrics": {}, "intervals": {}} for _ in scored]
     differences: list[dict[str, Any]] = [{} for _ in scored[1:]]
     code = rows.clusters.code[members] if rows.clusters else None
@@ -295,7 +292,7 @@ def _compared(
                 name: _interval(model.metrics[name] - base.metrics[name], margin)
                 for name, margin in model.margins(confidence, base).items()
             }
-    return _Compared(runs, differences)
+    return runs, differences
 
 
 class _Influences(NamedTuple):
@@ -361,13 +358,13 @@ def _sliced(
     confidence = 1 - tail / max(len(chosen), 1) if simultaneous else intervals.CONFIDENCE
     values = []
     for i in sorted(chosen) if groups.is_ordered else chosen:
-        compared = _compared(scored, tasks, members[i], rows, confidence)
+        compared, differences = _compared(scored, tasks, members[i], rows, confidence)
         values.append(
             {
                 "value": groups.values[i],
                 "examples": len(members[i]),
-                "runs": compared.runs,
-                "differences": compared.differences,
+                "runs": compared,
+                "differences": differences,
             }
         )
     return {

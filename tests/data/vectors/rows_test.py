@@ -44,7 +44,7 @@ def table_vectors(folder, store, table, values):
 
 def by_row(vectors):
     batches = [
-        zip(b.rows.tolist(), b.vectors[:, 0].tolist(), strict=True) for b in vectors.batches()
+        zip(rows.tolist(), values[:, 0].tolist(), strict=True) for rows, values in vectors.batches()
     ]
     return {row: number for batch in batches for row, number in batch}
 
