@@ -106,20 +106,12 @@ def _progress(args: argparse.Namespace, report: Callable) -> Callable:
 
 
 def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank.config_files import to_plain
-    from jaxrank.data.prepare.passes import prepare
     from jaxrank.data.prepare.runners import make_runner
+    from jaxrank.opening import prepare
 
-    if not to_plain(args.config.source):
-        raise InputError(
-            "source: must describe the raw data: found an empty section. Set source.kind and"
-            " source.files in the config."
-        )
     store = prepare(
-        to_plain(args.config.features),
-        to_plain(args.config.source),
+        args.config,
         args.output,
-        compression=args.config.data.compression,
         vocabularies=args.vocabularies,
         refit_scales=args.refit_scales,
         on_error=args.on_error,
@@ -176,7 +168,6 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank import mesh
     from jaxrank.aot.topology import topology
     from jaxrank.placement import report as plan_report
     from jaxrank.placement.cost import Machine
@@ -196,11 +187,18 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     memory = parse_bytes(args.memory) if args.memory else 0
     machine = Machine(
         name=args.topology,
-        devices=mesh.used(args.config.mesh.devices, named.devices if named else args.devices),
-        replicas=args.config.mesh.replicas if args.replicas is None else args.replicas,
+        devices=named.devices if named else args.devices,
+        replicas=1,
         memory=memory or (named.usable_bytes if named else 0),
     )
-    planned = plan(args.config, machine, batches=args.batches, workdir=args.workdir, report=report)
+    planned = plan(
+        args.config,
+        machine,
+        replicas=args.replicas,
+        batches=args.batches,
+        workdir=args.workdir,
+        report=report,
+    )
     report(plan_report.describe(planned))
     if args.picture:
         plan_report.draw(planned, args.picture)

@@ -21,7 +21,7 @@ from jaxrank.embedding import ROW_OPTIMIZERS
 from jaxrank.errors import InputError
 from jaxrank.features import Task
 from jaxrank.models.fields import SECTIONS as MODELS
-from jaxrank.models.registry import RANKER
+from jaxrank.models.registry import DEFAULT as DEFAULT_MODEL
 from jaxrank.optim import DECAYS, OPTIMIZERS, SCALINGS
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.validate import (
@@ -478,7 +478,7 @@ class Config:
     embedding: Embedding = field(Embedding(), help="tables")
     model: Any = field(
         {},
-        variants=Variants("model.name", MODELS, default=RANKER),
+        variants=Variants("model.name", MODELS, default=DEFAULT_MODEL),
         help="the model; see docs/models.md",
     )
     task_losses: Mapping[str, Any] = field(
@@ -580,7 +580,9 @@ class _ModelSection(ConfigDict):
     """
 
     def __setitem__(self, key: str, value: Any) -> None:
-        names = [name or RANKER for name in (self.get("name"), value) if isinstance(name, str)]
+        names = [
+            name or DEFAULT_MODEL for name in (self.get("name"), value) if isinstance(name, str)
+        ]
         if key == "name" and len(names) == 2 and names[0] != names[1] and set(names) <= {*MODELS}:
             before, fields = (_defaults(MODELS[name]) for name in names)
             with self.unlocked():
@@ -621,7 +623,7 @@ def default(model: str = "") -> ConfigDict:
         {k: v if isinstance(v, str | bool) else [] for k, v in features.items()},
         type_safe=False,  # a text may replace a list with one entry
     )
-    config.model = _ModelSection(_defaults(MODELS[RANKER if model == "" else model]))
+    config.model = _ModelSection(_defaults(MODELS[model]))
     config.model.name = model
     config.lock()
     for path in ("source", *named_fields(model)):
@@ -664,6 +666,23 @@ def check(config: ConfigDict) -> None:
     sections(config).check_run()
 
 
+def check_validated(config: ConfigDict, flag: str, why: str) -> None:
+    """Checks that a config names a validation split, which a flag needs.
+
+    Raises:
+        InputError: it names none, or each day is evaluated before it is trained on.
+    """
+    if config.data.valid in ("", NEXT_DAY):
+        raise InputError(
+            f"{flag}: data.valid must name a split, {why}: found {config.data.valid!r}."
+        )
+
+
+def mesh(config: ConfigDict) -> Mesh:
+    """Returns the section `mesh`."""
+    return parse(Mesh, config.mesh, "mesh")
+
+
 def _has_settings(rules: Rules) -> bool:
     """Returns True if a field holds a section whose fields depend on the name beside it."""
     return rules.variants is not None and "." not in rules.variants.chosen_by
@@ -695,7 +714,7 @@ def named_fields(model: str) -> tuple[str, ...]:
     Raises:
         InputError: no model has that name.
     """
-    return (*_NAMED_FIELDS, *_named(MODELS[model or RANKER], "model."))
+    return (*_NAMED_FIELDS, *_named(MODELS[model], "model."))
 
 
 # Fields that may change when a run is resumed, because they do not change its result.

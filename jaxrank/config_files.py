@@ -21,7 +21,8 @@ from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.extensions import importing_from
 from jaxrank.json_files import to_text
-from jaxrank.models.registry import RANKER
+from jaxrank.models.registry import DEFAULT as DEFAULT_MODEL
+from jaxrank.task_losses import loss_name
 from jaxrank.validate import nearest, no_such_field
 
 _MAX_LISTED_LINES = 3  # lines that a message names
@@ -433,9 +434,15 @@ def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
 
 
 def model_name(tree: Mapping[str, Any]) -> str:
-    """Returns the name of the model of a plain config. Without a name it is the ranker."""
+    """Returns the name of the model of a plain config, that of the default without a field."""
     section = tree.get("model")
-    return section.get("name", RANKER) if isinstance(section, Mapping) else RANKER
+    return section.get("name", DEFAULT_MODEL) if isinstance(section, Mapping) else DEFAULT_MODEL
+
+
+def code_names(tree: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Returns (kind, name) of the model and of the losses that a plain config selects."""
+    losses = {("loss", loss_name(entry)) for entry in tree["task_losses"].values()}
+    return {("model", tree["model"]["name"]), *losses}
 
 
 def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:

@@ -120,12 +120,8 @@ def measure_data(split: Split, schema: Schema, order: str) -> Data:
     )
 
 
-def choose_unread(
-    config: ConfigDict, older: ConfigDict | None, rows: int, schema: Schema, report: Report
-) -> ConfigDict:
-    """Applies `inherit` and `choose` without reading labels, as `plan` needs it."""
-    if older is not None:
-        config = inherit(config, older)
+def choose_unread(config: ConfigDict, rows: int, schema: Schema, report: Report) -> ConfigDict:
+    """Applies `choose` without reading labels, as `plan` needs it."""
     in_order = config.data.order == "days"
     data = Data(rows, schema, {}, 0, None, in_order)
     return choose(config, data, report)

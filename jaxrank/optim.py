@@ -232,22 +232,30 @@ def _decay(weight: float, undecayed: Collection[str]) -> Optimizer:
     return optax.stateless(update)
 
 
-def _scale_updates(lr_multipliers: Mapping[str, float]) -> optax.GradientTransformation:
-    def named_multipliers(params: Any) -> list[tuple[str, float]]:
-        paths, _ = jax.tree.flatten_with_path(params)
-        names = [_name(path) for path, _ in paths]
-        multipliers = validate.matched(
-            "optim.dense.lr_multipliers", "parameter", names, lr_multipliers
-        )
-        return [(name, multipliers.get(name, 1.0)) for name in names]
+def match_multipliers(params: Any, lr_multipliers: Mapping[str, float]) -> list[float]:
+    """Returns the multiplier of each parameter; see `dense_optimizer`.
 
+    Args:
+        params: parameters or their shapes.
+
+    Raises:
+        InputError: a pattern matches no parameter.
+    """
+    paths, _ = jax.tree.flatten_with_path(params)
+    names = [_name(path) for path, _ in paths]
+    matched = validate.matched("optim.dense.lr_multipliers", "parameter", names, lr_multipliers)
+    return [matched.get(name, 1.0) for name in names]
+
+
+def _scale_updates(lr_multipliers: Mapping[str, float]) -> optax.GradientTransformation:
     def init(params: Any) -> optax.EmptyState:
-        named_multipliers(params)
+        match_multipliers(params, lr_multipliers)
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         leaves, structure = jax.tree.flatten(updates)
-        scaled = [x * f for x, (_, f) in zip(leaves, named_multipliers(updates), strict=True)]
+        factors = match_multipliers(updates, lr_multipliers)
+        scaled = [x * factor for x, factor in zip(leaves, factors, strict=True)]
         return jax.tree.unflatten(structure, scaled), state
 
     return optax.GradientTransformation(init, update)

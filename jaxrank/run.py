@@ -14,36 +14,15 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import config_files, defaults, models, native
+from jaxrank import config_files, models, native, opening
 from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates, short_summary
-from jaxrank.build import (
-    check_names,
-    check_requests,
-    check_scales,
-    loss_names,
-    make_base_rates,
-    make_list_room,
-    make_run_schedule,
-    make_step_spec,
-    make_workload,
-    model_fields,
-    open_table_vectors,
-    pack_split,
-    ranked_metrics,
-    ranked_tasks,
-    table_dims,
-    trained_tasks,
-    untrained,
-    watched_metric,
-    without_evaluation,
-)
+from jaxrank.build import Builder
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing, packs, room, workers
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.batches.room import Room
-from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.report import unscaled
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
@@ -65,7 +44,6 @@ from jaxrank.run_schedule import NEXT_DAY, RunSchedule
 from jaxrank.runtime import processes, threads
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.telemetry.loss_spikes import LossSpikeDetector
-from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files, lock
 
 # Smaller groups of packed lists are mostly padding.
@@ -119,27 +97,21 @@ class Run:
     Only `batches`, `history` and `checkpoints` change with its steps. `start` and `save` keep them
     consistent with the state.
 
-    config: with a value in every field.
-    model: name of the registered model.
-    optimizers: names of the optimizers of "dense" parameters and of "tables".
+    builder: made the parts, from the config with a value in every field.
     recent_batches: for `batch_statistics`.
     base_rates: base rates that a new run starts from.
     has_base_rates: whether the base rates come from statistics of the labels.
     requests: how requests are scored.
-    cluster: the field `eval.cluster`.
-    watch: the section of the config.
-    untrained: tasks that the loss ignores; see `build.untrained`.
-    losses: see `build.loss_names`.
+    untrained: tasks that the loss ignores; see `Builder.untrained`.
+    losses: see `Builder.losses`.
     unscaled: dense features with large numbers, see `data.statistics.report.unscaled`.
     """
 
-    config: ConfigDict
+    builder: Builder
     directory: Path
     steps_per_execution: int
     eval_batch_size: int
     save_every_seconds: float
-    model: str
-    optimizers: dict[str, str]
     run_schedule: RunSchedule
     store: Store
     program: CompiledSteps
@@ -152,11 +124,14 @@ class Run:
     base_rates: BaseRates
     has_base_rates: bool
     requests: RequestSpec
-    cluster: str
-    watch: ConfigDict
     untrained: tuple[str, ...]
     losses: Mapping[str, str]
     unscaled: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> ConfigDict:
+        """The whole config, to store it."""
+        return self.builder.config
 
     @property
     def schema(self) -> Schema:
@@ -287,7 +262,7 @@ def build(
     """Builds everything that `train` needs, without running a step.
 
     Args:
-        inherits_store: see `inherits` of `workdir.data.locate`.
+        inherits_store: see `inherits` of `opening.locate`.
         num_steps: last step of a run without evaluation, for more steps than in the config with the
             same shapes. 0: the last step of the config.
 
@@ -299,21 +274,21 @@ def build(
     processes.check_devices(mesh)
     check_means()
     check_row_shards(mesh.shape[meshes.SHARD])
-    config, data = open_data(config, directory, inherits_store, report)
-    if num_steps:
-        config = without_evaluation(config)
-    run_schedule = make_run_schedule(config, data.packed.rows)
+    data = open_data(config, directory, report, inherits_store=inherits_store)
+    builder = data.builder.without_evaluation() if num_steps else data.builder
+    config = builder.config
+    run_schedule = builder.run_schedule(data.packed.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
     if num_steps:
         run_schedule = run_schedule._replace(num_steps=num_steps)
-    monitor = _open_monitor(config, data, report)
-    for task in untrained(config, data.store.schema):
+    monitor = _open_monitor(builder, data, report)
+    for task in builder.untrained():
         report(f"The weight of {task} in task_weights is 0: this task is not trained")
     _report_epochs(config.num_epochs, run_schedule, data.packed.rows, config.batch_size, report)
     steps = room_steps or run_schedule.num_steps
-    placed, room_of_lists = _place_tables(config, data, mesh, directory, steps, report)
+    placed, room_of_lists = _place_tables(builder, data, mesh, directory, steps, report)
     batches, recent_batches = _open_batches(
-        config.data,
+        builder.data,
         data.packed,
         placed.layout,
         steps_per_execution=config.steps_per_execution,
@@ -323,11 +298,11 @@ def build(
         room_steps=room_steps,
         room=room_of_lists,
     )
-    _report_batches(batches, config.batch_size, config.data, report)
+    _report_batches(batches, config.batch_size, builder.data, report)
     if config.data.valid == NEXT_DAY:
-        run_schedule = _schedule_days(config, data, batches.first_steps, run_schedule)
-    step_spec = make_step_spec(
-        config, placed.layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
+        run_schedule = _schedule_days(builder, data, batches.first_steps, run_schedule)
+    step_spec = builder.step_spec(
+        placed.layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
     )
     names = [task.name for task in data.store.schema.tasks]
     _check_parents(config_files.to_plain(config.model.parents), data.split, names)
@@ -336,13 +311,11 @@ def build(
     _check_room(program)
     labels = _label_statistics(data.split, config.data.order, report)
     return Run(
-        config=config,
+        builder=builder,
         directory=directory,
         steps_per_execution=config.steps_per_execution,
         eval_batch_size=config.eval.batch_size,
         save_every_seconds=60 * config.checkpoint.every_minutes,
-        model=model_fields(config.model)["name"],
-        optimizers={part: config.optim[part].name for part in ("dense", "tables")},
         run_schedule=run_schedule,
         store=data.store,
         program=program,
@@ -356,13 +329,11 @@ def build(
             keep=config.checkpoint.keep,
             keep_every=config.checkpoint.keep_every_steps,
         ),
-        base_rates=make_base_rates(config.model, data.store.schema, labels),
+        base_rates=builder.base_rates(labels),
         has_base_rates=labels is not None,
         requests=data.requests,
-        cluster=config.eval.cluster,
-        watch=config.watch,
-        untrained=untrained(config, data.store.schema, scoring.unlabelled_tasks(data.split)),
-        losses=loss_names(config.task_losses),
+        untrained=builder.untrained(scoring.unlabelled_tasks(data.split)),
+        losses=builder.losses,
         unscaled=_unscaled(data),
     )
 
@@ -393,9 +364,7 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
     directory = files.directory(workdir)
     configs.check(config)
     with lock.locked(directory):
-        older = files.find_config(directory)
-        if older is not None:
-            config = defaults.inherit(config, older)
+        config = opening.inherit(config, directory)
         with build_endless(config, directory, report, inherits_store=True) as run:
             yield run
 
@@ -404,81 +373,79 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
 class TrainingData:
     """The data that a run is trained on, and how it is scored.
 
-    split: the training split.
+    builder: of the parts that fit the data.
+    split, valid: the training split, and the validation split. None: it has none of its own.
     packed: `split` in packs, if a loss compares the examples of requests.
     requests: how requests are scored.
-    metric: the "task/metric" that selects the best checkpoint.
     """
 
+    builder: Builder
     store: Store
     split: Split
+    valid: Split | None
     packed: Split
     requests: RequestSpec
-    metric: str
 
 
 def open_data(
-    config: ConfigDict, directory: Path, inherits_store: bool, report: Report
-) -> tuple[ConfigDict, TrainingData]:
-    """Opens the data of a run. Returns the config too, with a value in every field.
+    config: ConfigDict, directory: Path, report: Report, *, inherits_store: bool
+) -> TrainingData:
+    """Opens the data of a run, prepared first if it is absent; see `opening.open_data`.
 
     Args:
-        inherits_store: see `inherits` of `workdir.data.locate`.
+        inherits_store: see `inherits` of `opening.locate`.
 
     Raises:
         InputError: the config does not fit the data.
     """
-    sections = config.data, config.features, config.source
-    data = run_data.locate(*sections, directory, inherits=inherits_store)
-    is_new = not files.has_checkpoint(directory)
-    store = data.prepare(report, functools.partial(_check_names, config, is_new))
-    requests = request_spec(store, config.eval.top_k, ranked_tasks(config.task_losses))
-    metric = watched_metric(config, store.schema, requests.column)
-    split = store.split(config.data.train, "data.train")
-    config = defaults.choose(
-        config, defaults.measure_data(split, store.schema, config.data.order), report
-    )
-    packed = pack_split(config, split)
-    check_requests(config, packed)
+    check = functools.partial(_check_files_and_columns, is_new=not files.has_checkpoint(directory))
+    opened = opening.open_data(config, directory, report, inherits=inherits_store, check=check)
+    builder, store, split = opened.builder, opened.store, opened.split
+    assert store is not None
+    assert split is not None
+    requests = request_spec(store, builder.eval.top_k, builder.ranked)
+    packed = builder.pack(split)
+    builder.check_requests(packed)
     packs.report_packs(packed, report)
-    return config, TrainingData(store, split, packed, requests, metric)
+    return TrainingData(builder, store, split, opened.valid, packed, requests)
 
 
-def _open_monitor(config: ConfigDict, data: TrainingData, report: Report) -> Monitor:
+def _open_monitor(builder: Builder, data: TrainingData, report: Report) -> Monitor:
     """Checks that the data can be trained and evaluated on, and makes the monitor.
 
     Raises:
-        InputError: labels or the validation split are missing, or `eval.metric` is undefined.
+        InputError: labels are missing, or `eval.metric` is undefined.
     """
-    split, valid = data.split, config.data.valid
-    # Days that are evaluated belong to the training split, or follow it.
-    name = config.data.train.partition("/")[0] if valid == NEXT_DAY else valid or split.name
-    evaluated = data.store.split(name, "data.valid")
+    split, section, valid = data.split, builder.eval, builder.data.valid
+    evaluated = data.valid or split
+    if valid == NEXT_DAY:  # these days belong to the training split, or follow it
+        evaluated = data.store.split(builder.data.train.partition("/")[0], "data.valid")
     text = f"{split.fingerprint} {evaluated.fingerprint} {data.store.schema}"
     processes.check_same(f"the data in {data.store.path}", text)
     _check_labels(split, report)
-    if config.eval.cluster:
-        check_column(data.store, evaluated, config.eval.cluster, "eval.cluster")
-    ranked = ranked_metrics(config, data.requests.column)
-    trained = trained_tasks(config, data.store.schema)
+    if section.cluster:
+        check_column(data.store, evaluated, section.cluster, "eval.cluster")
+    ranked = builder.ranked_metrics(data.requests.column)
+    watched = builder.watched_metric(data.requests.column)
+    trained = builder.trained_tasks()
     if valid:
-        metric = data.metric.rpartition("/")[2]
-        for task in monitored_tasks(trained, data.metric, ranked):
-            _check_metric(config.eval, f"{task}/{metric}", split, evaluated)
+        metric = watched.rpartition("/")[2]
+        for task in monitored_tasks(trained, watched, ranked):
+            _check_metric(section, f"{task}/{metric}", split, evaluated)
         _report_undefined(evaluated, report)
     others = ("every_steps", "batch_size", "cluster", "top_k")
-    settings = {k: v for k, v in config.eval.items() if k not in others}
+    settings = {k: v for k, v in dataclasses.asdict(section).items() if k not in others}
     of_split = f"{evaluated.name}, {evaluated.fingerprint}" if valid else ""
     return make_monitor(
         trained,
         evaluated_on=NEXT_DAY if valid == NEXT_DAY else of_split,
         ranked=ranked,
-        **settings | {"metric": data.metric},
+        **settings | {"metric": watched},
     )
 
 
 def _place_tables(
-    config: ConfigDict,
+    builder: Builder,
     data: TrainingData,
     mesh: Mesh,
     directory: Path,
@@ -486,20 +453,20 @@ def _place_tables(
     report: Report,
 ) -> tuple[decide.Placement, Room | None]:
     """Places the tables of a run, and measures the room for lists of its first `steps`."""
-    schema = data.store.schema
+    schema, config = data.store.schema, builder.config
     group = packing.group_size(config.batch_size, config.data.shards)
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, data.store)
-    lists = make_list_room(config, data.packed, schema, steps)
+    lists = builder.list_room(data.packed, steps)
     placed = decide.decide(
         data.split,
         schema,
         mesh,
         kept,
-        dim_of=table_dims(schema, config.embedding),
+        dim_of=builder.dims,
         placement=config.embedding.placement,
-        placements=config_files.to_plain(config.embedding.placements),
-        make_workload=functools.partial(make_workload, config, schema, lists),
+        placements=builder.placements,
+        make_workload=functools.partial(builder.workload, lists),
     )
     for line in placed.messages:
         report(line)
@@ -507,7 +474,7 @@ def _place_tables(
 
 
 def _schedule_days(
-    config: ConfigDict, data: TrainingData, first_steps: list[int], run_schedule: RunSchedule
+    builder: Builder, data: TrainingData, first_steps: list[int], run_schedule: RunSchedule
 ) -> RunSchedule:
     """Returns the schedule with the days that progressive validation evaluates.
 
@@ -518,16 +485,16 @@ def _schedule_days(
         data.store,
         data.packed,
         first_steps,
-        train=config.data.train,
+        train=builder.data.train,
         num_steps=run_schedule.num_steps,
-        batch_size=config.batch_size,
-        steps_per_execution=config.steps_per_execution,
+        batch_size=builder.config.batch_size,
+        steps_per_execution=builder.config.steps_per_execution,
     )
     return run_schedule._replace(next_days=chosen)
 
 
 def _open_batches(
-    data: Mapping[str, Any],
+    data: configs.Data,
     split: Split,
     layout: Layout,
     *,
@@ -537,7 +504,7 @@ def _open_batches(
     """Opens `batches` and `recent_batches` of a run. limits: see `make_batches`."""
     batches = make_batches(data, split, layout, steps_per_execution=steps_per_execution, **limits)
     # Read between steps by the training process itself.
-    beside = {**data, "num_workers": 0, "prefetch_batches": 0}
+    beside = dataclasses.replace(data, num_workers=0, prefetch_batches=0)
     return batches, make_batches(beside, split, layout, steps_per_execution=1, **limits)
 
 
@@ -592,43 +559,35 @@ def _check_room(program: CompiledSteps) -> None:
 
 
 def _report_batches(
-    batches: TrainBatches, batch_size: int, data: Mapping[str, Any], report: Report
+    batches: TrainBatches, batch_size: int, data: configs.Data, report: Report
 ) -> None:
     """Reports room for lists, worker processes, and groups that are small."""
     room.report_room(batches.list_room, report)
-    if data["num_workers"] == _AUTOMATIC and batches.num_workers:
+    if data.num_workers == _AUTOMATIC and batches.num_workers:
         report(f"{batches.num_workers} processes make batches (data.num_workers)")
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
-            f"batch_size / data.shards = {batch_size // data['shards']} has no divisor"
+            f"batch_size / data.shards = {batch_size // data.shards} has no divisor"
             f" from {_SMALL_GROUP} to {MAX_GROUP}, so lists are packed {batches.group} examples at"
             " a time, with much padding. A larger power of two is best."
         )
 
 
-def _check_names(config: ConfigDict, is_new: bool, schema: Schema) -> None:
-    """Checks names in a config before its data is read, and files of vectors of a new run.
-
-    Parameters of a model that the data decides on are checked when it is built.
+def _check_files_and_columns(builder: Builder, *, is_new: bool) -> None:
+    """Checks what a run reads beside its features, and files of vectors and scales of a new run.
 
     Raises:
-        InputError: see `check_names` and `open_table_vectors`.
+        InputError: see `Builder.open_table_vectors` and `Builder.check_scales`.
     """
-    assumed = defaults.choose_unread(config, None, 1, schema, lambda text: None)
-    if defaults.has_open_model(config):
-        with assumed.unlocked():
-            assumed.optim.dense.lr_multipliers = ConfigDict()
-    check_names(assumed, schema)
-    if config.eval.cluster:
-        spec = FeatureSpec.from_state(config.features)
-        check_column_name(schema, spec, config.eval.cluster, "eval.cluster")
+    if cluster := builder.eval.cluster:
+        check_column_name(builder.schema, builder.features, cluster, "eval.cluster")
     if is_new:
-        check_scales(config, schema)
-        open_table_vectors(config, schema)
+        builder.check_scales()
+        builder.open_table_vectors()
 
 
 def make_batches(
-    data: Mapping[str, Any],
+    data: configs.Data,
     split: Split,
     layout: Layout,
     *,
@@ -649,7 +608,7 @@ def make_batches(
     Raises:
         InputError: see `TrainBatches`.
     """
-    settings = {k: v for k, v in data.items() if k not in _NOT_OF_BATCHES}
+    settings = {k: v for k, v in dataclasses.asdict(data).items() if k not in _NOT_OF_BATCHES}
     if settings["num_workers"] == _AUTOMATIC:
         settings["num_workers"] = _suitable_workers(settings["shards"])
     return TrainBatches(
@@ -768,7 +727,7 @@ def _report_undefined(split: Split, report: Report) -> None:
         report(f"All weights of known labels are 0 in {split.path}: its metrics are undefined")
 
 
-def _check_metric(section: ConfigDict, name: str, trained_on: Split, split: Split) -> None:
+def _check_metric(section: configs.Eval, name: str, trained_on: Split, split: Split) -> None:
     """Rejects a watched metric of a task without training labels, or undefined in the split."""
     if not (section.metric or section.early_stopping_patience or section.reduce_lr_patience):
         return
@@ -834,7 +793,7 @@ def describe(run: Run, state: TrainState) -> str:
     stored = sum(x.nbytes for x in jax.tree.leaves(state.tables))
     flops = 3 * step_spec.model.flops(model_inputs(layout))
     table = {
-        "model": f"{run.model}, {sum(parts.values()):,} parameters: {layers}",
+        "model": f"{run.builder.model_name}, {sum(parts.values()):,} parameters: {layers}",
         "tables": f"{len(schema.tables)}, {in_tables:,} parameters, {format_bytes(stored)} with"
         " optimizer state",
         "features": f"{len(schema.dense)} dense, {len(schema.categorical)} categorical,"

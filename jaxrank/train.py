@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import defaults, loop
+from jaxrank import loop, opening
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.batch_statistics import reestimated
 from jaxrank.config_files import hyperparameters
-from jaxrank.errors import InputError, RunError, StoppedError
+from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import baseline as regression
 from jaxrank.evaluation import days, slices
 from jaxrank.evaluation import score as scoring
@@ -30,7 +30,6 @@ from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.run_report import collect, summary
 from jaxrank.run_report import page as pages
-from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.runtime.stop import Asked, ShutdownSignal
@@ -100,18 +99,20 @@ def train(
 
     configs.check(config)
     if baseline:
-        _check_baseline(config.data.valid)
+        regression.check_installed()
+        configs.check_validated(config, "--baseline", "on which the regression is scored")
     traced = profile.parse(profile_steps)
-    last = LastBatches(directory, debug_batches, config.steps_per_execution)
+    last = LastBatches(directory, debug_batches)
     with contextlib.ExitStack() as stack:
         stack.enter_context(timer)
         stack.enter_context(lock.locked(directory))
-        config = _choose_defaults(config, directory, init_from)
+        with processes.together():
+            older = start.parse_source(init_from)[0] if init_from else None
+            config = opening.inherit(config, directory, older)
         if not allow_config_change:
             workdirs.check_config(directory, config)
             user_code.check(directory)
         run = runs.build(config, directory, report_once)
-        config = run.config
         stack.callback(run.checkpoints.close)
         stack.callback(run.batches.close)
 
@@ -123,15 +124,15 @@ def train(
             allow_older_checkpoint=allow_older_checkpoint,
         )
         first_step = int(state.step)
-        workdirs.save(directory, config, run.schema, run.hot)
+        workdirs.save(directory, run.config, run.schema, run.hot)
         workdirs.mark_finished(directory, False)  # only now, after all checks of the command
         described = runs.describe(run, state)
         report_once(described)
 
         writer = stack.enter_context(open_writer(directory, first_step, started=timer.started))
         stack.enter_context(contextlib.closing(progress))
-        writer.text("config", str(config))
-        writer.hparams(hyperparameters(config), _compared(run))
+        writer.text("config", str(run.config))
+        writer.hparams(hyperparameters(run.config), _compared(run))
         writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
         outputs = _Outputs(writer, progress, last, timer, report_once)
         state, scores, examples_per_second = _execute(run, state, outputs, traced)
@@ -179,8 +180,8 @@ class _Outputs:
             batch_size=run.program.shape.batch_size,
             run_schedule=run.run_schedule,
             spikes=run.history.spikes,
-            on_nonfinite=run.watch.on_nonfinite,
-            max_skipped_steps=run.watch.max_skipped_steps,
+            on_nonfinite=run.builder.watch.on_nonfinite,
+            max_skipped_steps=run.builder.watch.max_skipped_steps,
             checkpoint="" if newest is None else run.checkpoints.directory(newest),
             started=self.timer.started,
             ranked=run.requests.ranked,
@@ -199,7 +200,7 @@ def _execute(
         The last state, `Milestones.scores`, and the speed in examples/s.
     """
     first_step = int(state.step)
-    outputs.last.begin(first_step)
+    outputs.last.begin(first_step, run.steps_per_execution)
     recorder = outputs.make_recorder(run)
     length = dict(steps_per_execution=run.steps_per_execution, num_steps=run.run_schedule.num_steps)
 
@@ -210,7 +211,7 @@ def _execute(
     with (
         contextlib.closing(DevicePrefetcher(run.batches, put)) as feed,
         ShutdownSignal(run.program.largest, run.program.mesh) as stop,
-        Watchdog(run.watch.hang_seconds) as watch,
+        Watchdog(run.builder.watch.hang_seconds) as watch,
         Profile(
             traced, run.directory, first_step, recorder.finish, outputs.report, **length
         ) as profiler,
@@ -259,25 +260,6 @@ def _summarise(run: Run, result: Result, described: str, page: bool) -> None:
             pages.write([collect.collect(run.directory)], run.directory / pages.NAME)
 
 
-def _choose_defaults(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
-    """Returns the config with open fields as in the run in `directory`, or in `init_from`."""
-    with processes.together():
-        older = workdirs.find_config(directory)
-        if older is None and init_from:
-            older = workdirs.load_config(start.parse_source(init_from)[0])
-    return config if older is None else defaults.inherit(config, older)
-
-
-def _check_baseline(valid: str) -> None:
-    """Raises InputError if scikit-learn or the validation split `data.valid` is missing."""
-    regression.check_installed()
-    if valid in ("", NEXT_DAY):
-        raise InputError(
-            "--baseline: data.valid must name a split, on which the regression is scored: found"
-            f" {valid!r}."
-        )
-
-
 def _baseline(run: Run, scored: scoring.Scored) -> dict[str, Any]:
     """Fits the regression on the splits of the run, in process 0.
 
@@ -288,7 +270,7 @@ def _baseline(run: Run, scored: scoring.Scored) -> dict[str, Any]:
     with processes.together():
         if processes.is_first():
             valid = run.open_split(run.run_schedule.valid)
-            clusters = slices.read_clusters(run.store, valid, run.cluster)
+            clusters = slices.read_clusters(run.store, valid, run.builder.eval.cluster)
             fitted = regression.fit(
                 run.train_split, valid, run.schema, model=scored, clusters=clusters
             )._asdict()

@@ -11,7 +11,7 @@ from runs import newest
 
 from jaxrank import mesh as meshes
 from jaxrank.batch_statistics import reestimated, steps_read
-from jaxrank.build import make_step_spec
+from jaxrank.build import Builder
 from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.step import prediction_weights
 
@@ -42,8 +42,8 @@ def make_program(devices, layout, batch_size=BATCH, **changes):
     c = tiny.config(batch_size=batch_size, **changes)
     c.model.norm, c.model.mlp_units, c.model.cross_layers = "batch", (8,), 1
     mesh = meshes.make_mesh(devices=devices)
-    step_spec = make_step_spec(
-        c, layout, mesh, num_steps=1, room={s.name: 1.0 for s in layout.stacks}
+    step_spec = Builder(c, layout.schema).step_spec(
+        layout, mesh, num_steps=1, room={s.name: 1.0 for s in layout.stacks}
     )
     return CompiledSteps(
         step_spec, mesh, BatchShape(batch_size, 4, {s.name: 24 for s in layout.stacks})

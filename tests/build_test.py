@@ -4,7 +4,8 @@ import pytest
 import tiny
 from ml_collections import ConfigDict
 
-from jaxrank import build, outputs
+from jaxrank import outputs
+from jaxrank.build import Builder
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import provisional_schema, resolve
@@ -51,7 +52,7 @@ def bad(config, change):
 def test_names_that_no_data_can_have_are_rejected(change, message):
     config = bad(tiny.config(), change)
     with pytest.raises(InputError, match=message):
-        build.check_names(config, make_schema(config))
+        Builder(config, make_schema(config)).check_names()
 
 
 def test_a_scale_of_no_feature_is_rejected():
@@ -61,7 +62,7 @@ def test_a_scale_of_no_feature_is_rejected():
     def check(name, skip):
         features = dict(categorical=entries, ragged=[], skip=skip)
         config = ConfigDict(dict(model=dict(scales={"c0": 0.5, name: 0.1}), features=features))
-        build.check_scales(config, schema)
+        Builder(config, schema).check_scales()
 
     with pytest.raises(InputError, match=r"model.scales: .* found 'c_1'\. Did you mean 'c1'\?"):
         check("c_1", ())
@@ -78,7 +79,7 @@ def test_names_that_are_there_pass():
     ]
     bad(config, "optim.dense.lr_multipliers['tower/*'] = 0.5")
     bad(config, "embedding.dims['c?'] = 4")
-    build.check_names(config, make_schema(config))
+    Builder(config, make_schema(config)).check_names()
 
 
 def test_a_check_of_the_schema_comes_before_any_record_is_read(tmp_path):
@@ -97,12 +98,12 @@ def test_a_check_of_the_schema_comes_before_any_record_is_read(tmp_path):
 def test_a_task_of_weight_0_is_not_trained_unless_a_child_trains_it():
     config = tiny.config()
     config.task_weights = (0.0, 1.0)
-    schema = make_schema(config)
-    assert build.untrained(config, schema) == ("click",)
-    assert build.watched_metric(config, schema) == "conversion/logloss"
+    builder = Builder(config, make_schema(config))
+    assert builder.untrained() == ("click",)
+    assert builder.watched_metric() == "conversion/logloss"
     config.eval.metric = "click/auc"
     with pytest.raises(InputError, match="must be of a task that is trained: found 'click/auc'"):
-        build.watched_metric(config, schema)
+        builder.watched_metric()
     bad(config, "model.parents.conversion = 'click'")
-    assert build.untrained(config, schema) == ()
+    assert builder.untrained() == ()
     assert outputs.idle_tasks([0, 0, 1, 0], [1, -1, 0, -1]) == (3,)

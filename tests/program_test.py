@@ -6,7 +6,7 @@ import tiny
 from sharded import logical
 
 from jaxrank import mesh as meshes
-from jaxrank.build import make_predictor, make_step_spec
+from jaxrank.build import Builder
 from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.step import prediction_weights
 
@@ -15,7 +15,7 @@ def test_one_program_serves_the_whole_run():
     c = tiny.config(batch_size=64)
     lay = examples.small_layout()
     mesh = meshes.make_mesh(devices=2)
-    step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
+    step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=8, room={"dim8": 1.0})
     program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
     state = program.init()
     for count in (2, 2, 1):  # the last execution may be shorter
@@ -45,7 +45,7 @@ def test_batches_behind_the_last_step_change_nothing(changes, monkeypatch):
 
     def train_steps(platforms, steps, count):
         monkeypatch.setattr("jaxrank.program._COUNTS_ON_HOST", platforms)
-        step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
+        step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=8, room={"dim8": 1.0})
         program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
         stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches[:steps])
         batch = meshes.put_batch(stacked, mesh, leading=1)
@@ -74,7 +74,7 @@ def test_one_norm_clips_dense_parameters_and_rows_on_any_mesh():
     def changes(devices, replicas, **clip):
         c.optim.dense.update(clip)
         mesh = meshes.make_mesh(devices=devices, replicas=replicas)
-        step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
+        step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=8, room={"dim8": 1.0})
         program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
         old = jax.device_get(program.init())
         new, metrics = program.train(
@@ -104,10 +104,10 @@ def test_what_predicts_is_of_the_weights_of_a_state_and_needs_nothing_else(ema_d
     c = tiny.config(batch_size=64, ema_decay=ema_decay, task_weighting="uncertainty")
     c.model.norm = "batch"
     lay, mesh, room = examples.small_layout(), meshes.make_mesh(devices=2), {"dim8": 1.0}
-    step_spec = make_step_spec(c, lay, mesh, num_steps=8, room=room)
+    step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=8, room=room)
     program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
     c.optim.dense.name = c.optim.tables.name = "no such optimizer"
-    predictor = make_predictor(c, lay, mesh, room=room)
+    predictor = Builder(c, lay.schema).predictor(lay, mesh, room=room)
     assert predictor.weights_shape == prediction_weights(program.state_shape)
     assert predictor.weights_sharding == prediction_weights(program.state_sharding)
     weights = prediction_weights(program.init())

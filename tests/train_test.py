@@ -28,19 +28,15 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation.report import constant_warning, format_training
 from jaxrank.metrics.registry import TITLES
+from jaxrank.opening import locate
 from jaxrank.run import build
 from jaxrank.step import prediction_weights
 from jaxrank.telemetry import recorder
 from jaxrank.train import train
-from jaxrank.workdir import data
 from jaxrank.workdir.files import is_finished
 from jaxrank.workdir.lock import locked
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
-
-
-def locate(c, workdir):
-    return data.locate(c.data, c.features, c.source, workdir)
 
 
 @pytest.fixture(scope="module")

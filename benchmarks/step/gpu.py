@@ -66,7 +66,7 @@ def draw_ids(case: Case) -> list[np.ndarray]:
 def build_program(case: Case, mesh: Any):
     """Builds jaxrank's programs of a case, whose lists fill their capacity."""
     from jaxrank import defaults
-    from jaxrank.build import make_step_spec
+    from jaxrank.build import Builder
     from jaxrank.layout import layout
     from jaxrank.program import BatchShape, CompiledSteps
 
@@ -75,8 +75,8 @@ def build_program(case: Case, mesh: Any):
     group = GROUP if size % GROUP == 0 else size
     several = [f.ids for f in case.features if f.ids > 1]
     room = {s.name: group * sum(several[i] for i in s.lists) for s in lay.stacks if s.lists}
-    config = defaults.choose_unread(case.config, None, size, make_schema(case), lambda _: None)
-    step_spec = make_step_spec(config, lay, mesh, num_steps=1000, room={})
+    config = defaults.choose_unread(case.config, size, make_schema(case), lambda _: None)
+    step_spec = Builder(config, lay.schema).step_spec(lay, mesh, num_steps=1000, room={})
     return CompiledSteps(step_spec, mesh, BatchShape(size, group, room))
 
 

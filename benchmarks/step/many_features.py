@@ -16,7 +16,7 @@ from benchmarks.harness.arguments import positive
 from jaxrank import config as configs
 from jaxrank import defaults, json_files
 from jaxrank import mesh as meshes
-from jaxrank.build import make_step_spec
+from jaxrank.build import Builder
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
 from jaxrank.layout import Layout, layout
 from jaxrank.program import BatchShape, CompiledSteps
@@ -77,9 +77,9 @@ class Case:
         c = configs.default()
         c.batch_size = size
         c.model.cross, c.model.mlp_units = "none", (32,)
-        c = defaults.choose_unread(c, None, size, lay.schema, lambda _: None)
+        c = defaults.choose_unread(c, size, lay.schema, lambda _: None)
         mesh = meshes.make_mesh(devices=1)
-        step_spec = make_step_spec(c, lay, mesh, num_steps=1000, room={})
+        step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=1000, room={})
         shape = BatchShape(size, GROUP, {stack.name: capacity})
         self.program = CompiledSteps(step_spec, mesh, shape)
         self.ids = size * (ids + lists * LENGTH)

@@ -28,7 +28,7 @@ def build_program(rows: int, batch_size: int, steps_per_execution: int):
 
     from jaxrank import defaults
     from jaxrank import mesh as meshes
-    from jaxrank.build import make_step_spec
+    from jaxrank.build import Builder
     from jaxrank.config import default
     from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task
     from jaxrank.layout import layout
@@ -43,9 +43,11 @@ def build_program(rows: int, batch_size: int, steps_per_execution: int):
     )
     config = default()
     config.batch_size, config.model.name = batch_size, "ranker"
-    config = defaults.choose_unread(config, None, rows, schema, lambda _: None)
+    config = defaults.choose_unread(config, rows, schema, lambda _: None)
     mesh = meshes.make_mesh(devices=1)
-    step_spec = make_step_spec(config, layout(schema, {"t": 16}), mesh, num_steps=1000, room={})
+    step_spec = Builder(config, schema).step_spec(
+        layout(schema, {"t": 16}), mesh, num_steps=1000, room={}
+    )
     program = CompiledSteps(step_spec, mesh, BatchShape(batch_size, 512, {}))
     rng = np.random.default_rng(0)
     shape = (steps_per_execution, batch_size)

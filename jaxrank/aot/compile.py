@@ -1,11 +1,10 @@
 """Compiles the programs of a config for absent TPU slices and GPUs, and reports their memory and
 cost."""
 
-import functools
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +17,7 @@ from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time, substitute
 from jaxrank.aot.topology import Topology, topology
-from jaxrank.build import (
-    make_run_schedule,
-    make_step_spec,
-    make_workload,
-    plan_list_room,
-)
+from jaxrank.build import Builder
 from jaxrank.errors import InputError
 from jaxrank.placement import plan
 from jaxrank.placement.cost import Machine, PlacementPlanner
@@ -31,7 +25,6 @@ from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD
-from jaxrank.step import StepSpec
 
 # Smaller parts of a table may be moved whole through the fast memory of a core.
 _FAST_MEMORY = 128 * 2**20
@@ -97,14 +90,15 @@ def compile_slices(
             `scaling` is used with several generations.
     """
     slices = [topology(name) for name in names]
+    mesh = configs.mesh(config)
     if scaling:
-        _check_scaling(slices, config.mesh.devices)
+        _check_scaling(slices, mesh.devices)
     configs.check(config)
     machines = [
-        _absent_machine(machine, substitute(machine) if scaling else machine, **config.mesh)
+        _absent_machine(machine, substitute(machine) if scaling else machine, mesh)
         for machine in slices
     ]
-    config, data = plan.load_inputs(config, workdir, report)
+    builder, data = plan.load_inputs(config, workdir, report)
     smallest = min((machine.topology for machine in machines), key=lambda t: t.devices)
     if scaling and slices[0].is_gpu:
         report(
@@ -114,30 +108,21 @@ def compile_slices(
         )
     cases: list[_Case] = []  # all of them are checked before the first is compiled
     for machine in machines:
-        resized = config.copy_and_resolve_references()
+        resized = builder
         if scaling == "weak":
-            resized.batch_size = grown(config.batch_size, smallest, machine.topology)
-            configs.check(resized)
-        lists = plan_list_room(resized, data.split, data.schema, data.traffic.list_lengths, report)
-        planner = PlacementPlanner(make_workload(resized, data.schema, lists), data)
-        check_batch("batch_size", resized.batch_size, planner.shape.group, machine.mesh.size)
-        num_steps = make_run_schedule(resized, data.rows).num_steps
-        make_spec = functools.partial(make_step_spec, resized, num_steps=num_steps)
-        cases.append(
-            _Case(
-                machine,
-                planner,
-                make_spec,
-                config.mesh.replicas,
-                config.data.shards,
-                config.eval.batch_size,
-            )
-        )
+            resized = builder.resized(grown(builder.batch_size, smallest, machine.topology))
+        lists = resized.plan_list_room(data.split, data.traffic.list_lengths, report)
+        workload = resized.workload(lists)
+        planner = PlacementPlanner(workload, data)
+        check_batch("batch_size", workload.batch_size, planner.shape.group, machine.mesh.size)
+        num_steps = resized.run_schedule(data.rows).num_steps
+        steps = workload.steps_per_execution
+        cases.append(_Case(machine, planner, resized, num_steps, steps, mesh.replicas))
     for case in cases:
-        compiled, text = _compiled_case(case, config.steps_per_execution, report)
+        compiled, text = _compiled_case(case, report)
         if scaling and not compiled.compiler_error:
             size = case.planner.shape.batch_size
-            took = step_time(text, case.machine.topology, size, config.steps_per_execution)
+            took = step_time(text, case.machine.topology, size, case.steps_per_execution)
             compiled = compiled._replace(step_time=took)
         yield compiled
 
@@ -153,16 +138,17 @@ class _AbsentMachine(NamedTuple):
 class _Case(NamedTuple):
     """A program to compile for a machine.
 
-    make_step_spec: makes the step from the keyword arguments `layout`, `mesh` and `room`.
-    replicas, shards, eval_batch_size: `mesh.replicas`, `data.shards` and `eval.batch_size`.
+    builder: of the run, with the batch size of this machine.
+    num_steps: of the run.
+    replicas: the field `mesh.replicas`.
     """
 
     machine: _AbsentMachine
     planner: PlacementPlanner
-    make_step_spec: Callable[..., StepSpec]
+    builder: Builder
+    num_steps: int
+    steps_per_execution: int
     replicas: int
-    shards: int
-    eval_batch_size: int
 
 
 def _check_scaling(slices: list[Topology], devices: int) -> None:
@@ -176,39 +162,40 @@ def _check_scaling(slices: list[Topology], devices: int) -> None:
         )
 
 
-def _absent_machine(
-    machine: Topology, compiled: Topology, *, replicas: int, devices: int
-) -> _AbsentMachine:
+def _absent_machine(machine: Topology, compiled: Topology, section: configs.Mesh) -> _AbsentMachine:
     """Returns the mesh of a machine.
 
     Args:
         compiled: the topology whose devices it consists of.
-        replicas, devices: fields of `config.mesh`.
+        section: the section `mesh` of the config.
     """
     whole = absent.devices(compiled)
-    used = meshes.used(devices, machine.devices)
-    mesh = meshes.device_mesh(whole[:used], replicas)
+    used = meshes.used(section.devices, machine.devices)
+    mesh = meshes.device_mesh(whole[:used], section.replicas)
     hosts = len({device.process_index for device in whole})
     if used < machine.devices:
         processes.check_devices(mesh, hosts)
     return _AbsentMachine(machine._replace(devices=used), mesh, hosts)
 
 
-def _compiled_case(case: _Case, steps_per_execution: int, report: Report) -> tuple[Compiled, str]:
+def _compiled_case(case: _Case, report: Report) -> tuple[Compiled, str]:
     """Compiles a case; see `_compiled`."""
     (target, mesh, hosts), shape = case.machine, case.planner.shape
-    if case.shards % hosts:
+    shards = case.builder.data.shards
+    if shards % hosts:
         report(
             f"{target.name} has {hosts} hosts: data.shards must be a multiple of the number of"
-            f" processes to train on it: found {case.shards}"
+            f" processes to train on it: found {shards}"
         )
     report(f"Compiling for {target.name}, batch {shape.batch_size:,}")
     placed = case.planner.cost(
         Machine(target.name, target.devices, case.replicas, target.usable_bytes)
     )
-    step_spec = case.make_step_spec(layout=placed.layout, mesh=mesh, room=placed.room)
+    step_spec = case.builder.step_spec(
+        placed.layout, mesh, num_steps=case.num_steps, room=placed.room
+    )
     program = CompiledSteps(step_spec, mesh, shape)  # like `run.build` on that machine
-    return _compiled(program, target, steps_per_execution, case.eval_batch_size)
+    return _compiled(program, target, case.steps_per_execution, case.builder.eval.batch_size)
 
 
 def _compiled(

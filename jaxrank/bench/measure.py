@@ -6,11 +6,12 @@ of the input are measured again one by one, on one thread, to find the one that 
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,7 +23,7 @@ from jaxrank import mesh as meshes
 from jaxrank import run as runs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, find_limit, recommend
-from jaxrank.build import pack_split
+from jaxrank.config import Data
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.report import Report
@@ -74,7 +75,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds: must be a positive number: found {seconds}.")
     with runs.build_measured(config, workdir, report) as run:
-        data, size = run.config.data, run.program.shape.batch_size
+        data, size = run.builder.data, run.program.shape.batch_size
         ahead = _ahead(run.steps_per_execution, data.prefetch_batches)
         execution = run.steps_per_execution * size
         put = functools.partial(meshes.put_batch, mesh=run.program.mesh, leading=1)
@@ -111,7 +112,7 @@ def input_rate(run: Run, *, seconds: float) -> float:
         run: without end.
         seconds: see `bench`.
     """
-    ahead = _ahead(run.steps_per_execution, run.config.data.prefetch_batches)
+    ahead = _ahead(run.steps_per_execution, run.builder.data.prefetch_batches)
     rate = executions_per_second(run.batches, ahead, seconds)
     return run.steps_per_execution * run.program.shape.batch_size * rate
 
@@ -234,14 +235,14 @@ def _compare(
     return speeds
 
 
-def _input_stages(run: Run, data: Mapping[str, Any], seconds: float) -> dict[str, float]:
-    on_one_thread = {**data, "num_workers": 0, "prefetch_batches": 0}
+def _input_stages(run: Run, data: Data, seconds: float) -> dict[str, float]:
+    on_one_thread = dataclasses.replace(data, num_workers=0, prefetch_batches=0)
     program = run.program
 
     def make(split: Split) -> Any:
         return runs.make_batches(
             on_one_thread,
-            pack_split(run.config, split),
+            run.builder.pack(split),
             program.predictor.layout,
             batch_size=program.shape.batch_size,
             steps_per_execution=run.steps_per_execution,
@@ -259,7 +260,7 @@ def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
     return executions_per_second(transfers, COMPILED, seconds)
 
 
-def _setting(run: Run, data: ConfigDict) -> Setting:
+def _setting(run: Run, data: Data) -> Setting:
     return Setting(
         cores=threads.available_cores(),
         on_host=meshes.platform(run.program.mesh) == "cpu",

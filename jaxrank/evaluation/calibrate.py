@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrank.build import task_parents
 from jaxrank.calibration import files
 from jaxrank.calibration.fit import METHODS
 from jaxrank.calibration.maps import Calibration, LogitMap
@@ -93,7 +92,7 @@ def calibrate(
     saved = run.saved
     if by:
         check_feature(saved.schema, by)
-    name, measured_on = run.split.name, measure_on or saved.config.data.valid
+    name, measured_on = run.split.name, measure_on or saved.builder.data.valid
     if method != NONE and measured_on == name:
         raise InputError(
             "--measure-on: must name another split than --split, because the fit has seen its"
@@ -115,7 +114,7 @@ def calibrate(
         scoring.score_all(run.predictor, weights, opened.split, run.batch_size)
         for opened in (run, other)
     )
-    if name == saved.config.data.train:
+    if name == saved.builder.data.train:
         report(f"--split={name}: the model was trained on these labels, and looks better there")
     fit_path = str(run.split.path)
     maps, skipped = _fit(fitted_on, schema, method, fit_path, ranked)
@@ -128,8 +127,7 @@ def calibrate(
         )
         corrections = fit_by_value(by, maps, fitted_on, fitted_rows, schema, fit_path)
         origin["by"] = by
-    parents = task_parents(saved.config.model, schema)
-    calibration = Calibration(maps, parents, origin, corrections)
+    calibration = Calibration(maps, saved.builder.parents, origin, corrections)
     mapped = scoring.calibrated(measured, calibration, rows)
     values = measure_by_value(corrections, measured, mapped, other) if corrections else None
     before, after = (measure_tasks(scored, schema, ranked) for scored in (measured, mapped))

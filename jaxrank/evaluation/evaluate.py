@@ -12,18 +12,9 @@ import jax
 import pyarrow as pa
 from ml_collections import ConfigDict
 
-from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import (
-    loss_names,
-    make_model,
-    make_predictor,
-    model_fields,
-    ranked_tasks,
-    table_dims,
-    untrained,
-    weights_shape,
-)
+from jaxrank import opening
+from jaxrank.build import Builder
 from jaxrank.calibration import files as calibrations
 from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.manager import Checkpoints
@@ -39,13 +30,12 @@ from jaxrank.evaluation.requests import RequestSpec, request_spec
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Layout
 from jaxrank.metrics import exact
-from jaxrank.models import Model
 from jaxrank.program import Predictor
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
 from jaxrank.step import Weights
-from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files as workdirs
+from jaxrank.workdir.data import RunData
 
 # The ids of scored data are not measured in advance. Buffers have room for twice as many distinct
 # ids of one owner as a device reads on average.
@@ -103,40 +93,32 @@ class Prediction(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """A run that was loaded from its workdir."""
+    """A run that was loaded from its workdir.
+
+    builder: makes its parts, from its config and the schema of its model.
+    """
 
     directory: Path
-    config: ConfigDict
-    schema: Schema
+    builder: Builder
 
     @property
-    def model_name(self) -> str:
-        """The name of the registered model."""
-        return str(model_fields(self.config.model)["name"])
+    def config(self) -> ConfigDict:
+        """The whole config, to store or to compare it."""
+        return self.builder.config
 
     @property
-    def optimizers(self) -> dict[str, str]:
-        """The names of the optimizers of "dense" parameters and of "tables"."""
-        return {part: self.config.optim[part].name for part in ("dense", "tables")}
-
-    @property
-    def ranked(self) -> tuple[str, ...]:
-        """The names of the tasks that are trained by ranking alone."""
-        return ranked_tasks(self.config.task_losses)
+    def schema(self) -> Schema:
+        """The schema that the model was trained on."""
+        return self.builder.schema
 
     @property
     def default_checkpoint(self) -> str:
         """The checkpoint that represents the run: "best" with early stopping, else "newest"."""
-        return "best" if self.config.eval.early_stopping_patience else "newest"
+        return "best" if self.builder.eval.early_stopping_patience else "newest"
 
-    def model(self) -> Model:
-        """Builds the model of the run."""
-        return make_model(self.config.model, self.schema)
-
-    def data(self, store_path: str = "") -> run_data.RunData:
+    def data(self, store_path: str = "") -> RunData:
         """Locates the store at `store_path`, or the run's own data if it is empty."""
-        sections = self.config.data, self.config.features, self.config.source
-        return run_data.locate(*sections, self.directory, store_path=store_path)
+        return opening.locate(self.config, self.directory, store_path=store_path)
 
     def open_data(self, store_path: str = "") -> Store:
         """Opens the store at `store_path`, or the run's own data if empty, as the model reads it.
@@ -184,7 +166,7 @@ class SavedRun(NamedTuple):
             InputError: the run was trained on other data.
         """
         expected = checkpoints.data_fingerprint()
-        split = store.split(self.config.data.train, "data.train")
+        split = store.split(self.builder.data.train, "data.train")
         if expected and split.fingerprint != expected:
             raise InputError(
                 f"{split.path}: must be the data that the run in {self.directory.absolute()} was"
@@ -194,12 +176,11 @@ class SavedRun(NamedTuple):
 
     def layout(self) -> Layout:
         """Returns the layout of the run's tables."""
-        hot = workdirs.load_placement(self.directory)
-        return layouts.layout(self.schema, table_dims(self.schema, self.config.embedding), hot)
+        return self.builder.layout(workdirs.load_placement(self.directory))
 
     def weights_shape(self) -> Weights:
         """Returns the shapes of the weights that predict, without using a device."""
-        return weights_shape(self.config, self.layout())
+        return self.builder.weights_shape(self.layout())
 
     def predictor(self) -> Predictor:
         """Builds the predictor for the available devices, independent of the mesh of the run."""
@@ -209,8 +190,8 @@ class SavedRun(NamedTuple):
         processes.check_devices(mesh)
         layout = self.layout()
         room = min(1.0, _UNMEASURED / mesh.shape[meshes.SHARD])
-        return make_predictor(
-            self.config, layout, mesh, room={stack.name: room for stack in layout.stacks}
+        return self.builder.predictor(
+            layout, mesh, room={stack.name: room for stack in layout.stacks}
         )
 
 
@@ -221,7 +202,8 @@ def load_run(workdir: str | Path) -> SavedRun:
         InputError: there is no run, or its files are damaged.
     """
     directory = workdirs.directory(workdir)
-    return SavedRun(directory, workdirs.load_config(directory), workdirs.load_schema(directory))
+    builder = Builder(workdirs.load_config(directory), workdirs.load_schema(directory))
+    return SavedRun(directory, builder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,9 +237,8 @@ class Opened:
 
     def clusters(self) -> slices.Clusters | None:
         """Reads the clusters of the run, if it has any. See `slices.read_clusters`."""
-        return slices.read_clusters(
-            self.store, self._stored_split(), self.saved.config.eval.cluster
-        )
+        cluster = self.saved.builder.eval.cluster
+        return slices.read_clusters(self.store, self._stored_split(), cluster)
 
     def _stored_split(self) -> Split:
         return self.store.split(self.split.name)
@@ -307,25 +288,26 @@ def open_saved(
     opened = _open_split(run, view, split, "--split")
     processes.check_same(f"the run in {run.directory}", f"{run.config} {run.schema}")
 
+    section = run.builder.eval
     checkpoints = Checkpoints(run.directory, read_only=True)
     if not data:
         run.check_training_data(view, checkpoints)
     return Opened(
         saved=run,
-        batch_size=batch_size or run.config.eval.batch_size,
+        batch_size=batch_size or section.batch_size,
         predictor=run.predictor(),
         split=opened,
         checkpoints=checkpoints,
         store=store,
         view=view,
-        requests=request_spec(store, run.config.eval.top_k, run.ranked),
+        requests=request_spec(store, section.top_k, run.builder.ranked),
     )
 
 
 def _open_split(run: SavedRun, store: Store, split: str, flag: str) -> Split:
     """Opens a split of a store as the model reads it. See `Opened.with_split`."""
     with processes.together():
-        name = split or run.config.data.valid
+        name = split or run.builder.data.valid
         if name in ("", NEXT_DAY):
             raise InputError(f"{flag}: must be set, because the run has no validation split.")
         opened = store.split(name, flag if split else "data.valid")
@@ -385,7 +367,7 @@ def evaluate_opened(
         calibration,
     )
     saved, schema = run.saved, run.predictor.layout.schema
-    left = untrained(saved.config, saved.schema)
+    left = saved.builder.untrained()
     reference = scoring.reference(run.split, schema)
     evaluation = Evaluation(
         step=step,
@@ -402,7 +384,7 @@ def evaluate_opened(
         untrained=tuple(
             task.name for task in schema.tasks if task.name in {*left, *untrained_then}
         ),
-        losses=loss_names(saved.config.task_losses),
+        losses=saved.builder.losses,
         intervals=scores.intervals,
         cluster=clusters.to_json() if clusters else None,
         requests=scores.requests,

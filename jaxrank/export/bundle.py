@@ -15,7 +15,6 @@ import xxhash
 
 import jaxrank
 from jaxrank import json_files
-from jaxrank.build import task_parents
 from jaxrank.config_files import to_plain
 from jaxrank.data.keyed_hash import Pseudonymise, fingerprint, pseudonymise, read_key
 from jaxrank.data.lock import empty_directory
@@ -224,8 +223,7 @@ def check_packages(flag: str) -> None:
 
 def bundle_features(source: Source) -> FeatureSpec:
     """Returns the resolved features of a run, which a bundle can encode."""
-    features = FeatureSpec.from_state(to_plain(source.run.config.features))
-    return resolve_stored(features, source.run.schema, source.store.schema)
+    return resolve_stored(source.run.builder.features, source.run.schema, source.store.schema)
 
 
 def _key(path: str, source: Source) -> tuple[bytes | None, Pseudonymise | None]:
@@ -263,7 +261,7 @@ def _write_files(
     """
     source = content.source
     run, layout = source.run, source.layout
-    parents = task_parents(run.config.model, run.schema)
+    parents = run.builder.parents
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
     _write_tables(content, folder, scratch, progress, report)
@@ -274,7 +272,7 @@ def _write_files(
     ]
     index = Written(**progress.write(_INDEX, lambda path: write_index(vocabularies, path, scratch)))
     scratch.rmdir()
-    part = dense_parts.dense_part(run.model(), layout, weights, parents, source.calibration)
+    part = dense_parts.dense_part(run.builder.model(), layout, weights, parents, source.calibration)
     program = functools.partial(dense_parts.to_stablehlo, part)
     progress.write(_STABLEHLO, lambda path: path.write_bytes(program()))
     no_onnx = progress.write(_ONNX, functools.partial(_write_onnx, part))
@@ -284,7 +282,7 @@ def _write_files(
     stacks = signatures.stacks(layout, content.spec, index.seeds, content.tables)
     tree = content.signature | stacks
     tree |= {
-        "outputs": dense_parts.output_names(run.schema, parents, run.ranked),
+        "outputs": dense_parts.output_names(run.schema, parents, run.builder.ranked),
         "index": {"file": _INDEX, **{f: getattr(index, f) for f in ("values", "bits", "steps")}},
         "model": {
             "onnx": "" if no_onnx else _ONNX,
@@ -296,7 +294,7 @@ def _write_files(
             "jaxrank_version": jaxrank.__version__,
             "checkpoint": source.path,
             "step": source.step,
-            "model": run.model_name,
+            "model": run.builder.model_name,
             "calibration": source.calibration.origin if source.calibration else None,
         },
     }

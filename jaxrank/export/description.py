@@ -20,6 +20,7 @@ def recipe(
     store: Store,
     *,
     model: Mapping[str, Any],
+    features: FeatureSpec,
     config: Mapping[str, Any],
     ranked: Collection[str],
 ) -> dict[str, Any]:
@@ -29,11 +30,12 @@ def recipe(
         layout: of the run's tables.
         store: with the run's vocabularies and boundaries.
         model: the arguments of `models.build`.
+        features: of the run.
         config: of the run, as plain data.
         ranked: tasks that are trained by ranking alone.
     """
     schema = layout.schema
-    spec = resolve_stored(FeatureSpec.from_state(config["features"]), schema, store.schema)
+    spec = resolve_stored(features, schema, store.schema)
     return {
         "jaxrank_version": jaxrank.__version__,
         "tasks": [

@@ -23,7 +23,7 @@ def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
     Args:
         spec: resolved.
     """
-    data = source.run.config.data
+    data = source.run.builder.data
     name = data.valid if data.valid not in ("", NEXT_DAY) else data.train
     recorded = _split_statistics(source.store, name)
     scores = _calibrations(source.run.directory / "metrics.jsonl", source.step)

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 
 from jaxrank import json_files
 from jaxrank.base_rates import neutral
-from jaxrank.build import model_fields, task_parents
 from jaxrank.calibration import files as calibrations
 from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.manager import Checkpoints, drop_fields, lacking
@@ -139,8 +138,8 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     description: dict[str, Any] = {"checkpoint": source.path, "step": source.step}
     model = {
         "tasks": len(run.schema.tasks),
-        **model_fields(run.config.model),
-        "parents": task_parents(run.config.model, run.schema),
+        **run.builder.model_fields,
+        "parents": run.builder.parents,
     }
     if source.calibration:
         maps = {run.schema.tasks[i].name: m.to_state() for i, m in source.calibration.maps.items()}
@@ -151,7 +150,12 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
             "by": by.to_state() if by else None,
         }
     description |= recipe(
-        layout, store, model=model, config=to_plain(run.config), ranked=run.ranked
+        layout,
+        store,
+        model=model,
+        features=run.builder.features,
+        config=to_plain(run.config),
+        ranked=run.builder.ranked,
     )
     with (
         written(output) as partial,

@@ -10,9 +10,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import has_request_loss, make_model, make_step_spec, table_dims
+from jaxrank.build import Builder
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.examples import Examples
@@ -22,7 +21,6 @@ from jaxrank.metrics.registry import check_means
 from jaxrank.models import Inputs, Model
 from jaxrank.placement import plan
 from jaxrank.program import BatchShape, CompiledSteps
-from jaxrank.report import Report
 from jaxrank.step import model_inputs
 
 DEVICES = 8
@@ -37,20 +35,18 @@ _REQUEST = 5  # examples of a request
 class Case(NamedTuple):
     """A config with small data.
 
-    model: of the config. `new_model` builds it again.
-    layout: of tables with few rows, all of them split.
+    builder: of the parts of the config, for tables with few rows.
+    layout: of these tables, all of them split.
+    model: of the config. `builder` builds it again.
     """
 
-    config: ConfigDict
+    builder: Builder
     layout: Layout
     model: Model
 
     @property
     def tasks(self) -> int:
         return len(self.layout.schema.tasks)
-
-    def new_model(self) -> Model:
-        return make_model(self.config.model, self.layout.schema)
 
     def inputs(self, examples: int, seed: int = 0) -> Inputs:
         """Returns random inputs of the model, some places of sequences empty."""
@@ -82,8 +78,7 @@ class Case(NamedTuple):
             if isinstance(devices, int)
             else meshes.device_mesh(devices, 1)
         )
-        step_spec = make_step_spec(
-            self.config,
+        step_spec = self.builder.step_spec(
             self.layout,
             mesh,
             num_steps=STEPS * _EXECUTIONS,
@@ -99,8 +94,7 @@ class Case(NamedTuple):
             for stack in self.layout.stacks
             if stack.lists
         }
-        has_requests = has_request_loss(self.config.task_losses)
-        return BatchShape(BATCH, group, room, has_requests)
+        return BatchShape(BATCH, group, room, self.builder.has_request_loss)
 
     def executions(self) -> Iterator[Batch]:
         """Yields batches of random examples for one execution after another, without end."""
@@ -115,7 +109,7 @@ class Case(NamedTuple):
             yield jax.tree.map(lambda *arrays: np.stack(arrays), *batches)
 
 
-def make(config: ConfigDict, workdir: str, report: Report) -> Case:
+def make(config: ConfigDict, workdir: str) -> Case:
     """Makes the case of a config, whose schema is that of its store or of generated data.
 
     Args:
@@ -126,13 +120,11 @@ def make(config: ConfigDict, workdir: str, report: Report) -> Case:
     """
     configs.check(config)
     check_means()
-    config, data = plan.load_inputs(config, workdir, report, reports_choices=False)
-    with config.unlocked():
-        config.batch_size, config.steps_per_execution = BATCH, STEPS
-        config.data.shards, config.mesh.replicas, config.mesh.devices = DEVICES, 1, 0
-    schema = _small(data.schema)
-    layout = layouts.layout(schema, table_dims(schema, config.embedding))
-    return Case(config, layout, make_model(config.model, schema))
+    opened = plan.open_data(
+        config, workdir, lambda _: None
+    )  # of any size: choices are not reported
+    builder = opened.builder.in_small(BATCH, _small(opened.builder.schema))
+    return Case(builder, builder.layout(), builder.model())
 
 
 def _small(schema: Schema) -> Schema:

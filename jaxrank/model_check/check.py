@@ -81,7 +81,7 @@ def check_model(
     """
     for name in skip:
         check_choice("--skip", name, PROPERTIES)
-    case = make(config, workdir, report)
+    case = make(config, workdir)
     checks: list[Check] = []
     training = Training(case)
     try:
@@ -94,7 +94,7 @@ def check_model(
             checks.append(_run(name, function))
     finally:
         training.close()
-    return Result(case.config.model.name, _in_order(checks))
+    return Result(case.builder.model_name, _in_order(checks))
 
 
 def _functions(

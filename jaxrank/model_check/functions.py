@@ -23,7 +23,7 @@ def tracing(case: Case) -> Verdict:
 
     def outputs(train: bool) -> Any:
         # A new function is traced again.
-        apply = functools.partial(case.new_model().apply, train=train, key=key)
+        apply = functools.partial(case.builder.model().apply, train=train, key=key)
         return jax.device_get(jax.jit(lambda *arrays: apply(*arrays))(params, state, inputs))
 
     for train in (False, True):
@@ -56,7 +56,7 @@ def dtypes(case: Case) -> Verdict:
     inputs = case.inputs(_EXAMPLES)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = case.new_model()
+        model = case.builder.model()
         variables = jax.eval_shape(model.init, jax.random.key(0), inputs)
         outputs = [_output(case, inputs, train) for train in (False, True)]
     wide = [str(w.message) for w in caught if "Explicitly requested dtype" in str(w.message)]
@@ -84,7 +84,7 @@ def train(case: Case) -> Verdict:
     )
     advice = "Pass `train` on to each layer that differs between training and prediction."
     is_random = not np.array_equal(first, second, equal_nan=True)
-    dropout = case.config.model.get("dropout", 0.0)
+    dropout = case.builder.model_fields.get("dropout", 0.0)
     # A model of the user's own may give the name to a field of another meaning.
     is_rate = isinstance(dropout, float) and 0 < dropout < 1
     if is_rate and not is_random:
@@ -123,7 +123,7 @@ def order(case: Case) -> Verdict:
 def _output(case: Case, inputs: Inputs, train: bool) -> Any:
     """Returns the shape of the outputs, from a new trace."""
     variables = jax.eval_shape(case.model.init, jax.random.key(0), inputs)
-    apply = functools.partial(case.new_model().apply, train=train, key=jax.random.key(0))
+    apply = functools.partial(case.builder.model().apply, train=train, key=jax.random.key(0))
     return jax.eval_shape(lambda *arrays: apply(*arrays), *variables, inputs)[0]
 
 

@@ -11,7 +11,6 @@ from jax import export
 from jaxrank.aot import devices as absent
 from jaxrank.aot.topology import topology
 from jaxrank.base_rates import neutral
-from jaxrank.build import model_fields
 from jaxrank.errors import InputError
 from jaxrank.export import dense_part as dense_parts
 from jaxrank.export.comparison.parity import MAX_DIFFERENCE
@@ -37,7 +36,7 @@ class Exports:
         params, state = self._variables
         rates = neutral(self._case.tasks)
         weights = Weights(params, state, rates.bias, rates.scale, {})
-        return dense_parts.dense_part(self._case.new_model(), self._case.layout, weights, ())
+        return dense_parts.dense_part(self._case.builder.model(), self._case.layout, weights, ())
 
     @functools.cached_property
     def _variables(self) -> tuple[Any, Any]:
@@ -81,7 +80,7 @@ class Exports:
         return self._compare("ONNX", run(model, self._arrays)[1])
 
     def _compare(self, name: str, outputs: np.ndarray) -> Verdict:
-        is_rounded = rounds_factors(model_fields(self._case.config.model))
+        is_rounded = rounds_factors(self._case.builder.model_fields)
         tolerance = _ROUNDED if is_rounded else MAX_DIFFERENCE
         scale = max(float(np.abs(self._expected).max()), 1.0)
         difference = float(np.abs(outputs - self._expected).max()) / scale

@@ -31,7 +31,7 @@ from jaxrank.models.factorization_machine import FactorizationMachine
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.products import plain_layers
 from jaxrank.models.ranker import Ranker
-from jaxrank.models.registry import RANKER, find_module, register
+from jaxrank.models.registry import find_module, register
 from jaxrank.models.tower import BATCH_MOMENTS, BatchNorm, Dropout
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "Reading",
     "Share",
     "build",
+    "check",
     "describe",
     "from_flax",
     "find_module",
@@ -163,14 +164,23 @@ def _checked(module: Any, logits: Any, inputs: Inputs) -> jax.Array:
     return logits
 
 
-def build(*, tasks: int, name: str = RANKER, **config: Any) -> Model:
-    """Builds the registered model of that name, with these fields.
+def build(*, tasks: int, name: str = "", **config: Any) -> Model:
+    """Builds the registered model of that name, with these fields. See `find_module`.
+
+    Raises:
+        InputError: see `check`.
+    """
+    module: Any = find_module(name)
+    return from_flax(module(**fields.check(module, tasks, config)))
+
+
+def check(*, tasks: int, name: str, **config: Any) -> None:
+    """Checks the arguments of `build`, and builds nothing.
 
     Raises:
         InputError: no model has that name, or a field is unknown or invalid.
     """
-    module: Any = find_module(name)
-    return from_flax(module(**fields.check(module, tasks, config)))
+    fields.check(find_module(name), tasks, config)
 
 
 def describe(params: Mapping[str, Tree]) -> dict[str, int]:

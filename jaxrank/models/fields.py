@@ -82,7 +82,7 @@ class _Sections(Mapping[str, type]):
 SECTIONS: Mapping[str, type] = _Sections()
 
 
-def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
+def check(module: Any, tasks: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a module, given those of the config.
 
     Raises:
@@ -90,7 +90,7 @@ def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not _whole(tasks) or tasks < 1:
         raise InputError(f"a model needs a whole number of tasks, at least 1: found {tasks!r}.")
-    model_fields = {name: value for name, value in config.items() if name not in _OF_FRAMEWORK}
+    model_fields = {name: value for name, value in values.items() if name not in _OF_FRAMEWORK}
     section: Any = make_section(module)
     parsed: Any = parse(section, model_fields, "model")
     fields = {

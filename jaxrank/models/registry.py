@@ -11,7 +11,7 @@ from jaxrank.validate import nearest, require
 
 Module = TypeVar("Module", bound=type[nn.Module])
 
-RANKER = "ranker"
+RANKER = DEFAULT = "ranker"  # DEFAULT: an empty name stands for it
 FACTORIZATION_MACHINE = "factorization_machine"
 MODEL = "model"  # kind of the registered objects; see `extensions`
 
@@ -40,13 +40,14 @@ def names() -> list[str]:
 
 
 def find_module(name: str) -> type[nn.Module]:
-    """Returns the module registered under a name.
+    """Returns the module registered under a name. Empty: that of `DEFAULT`.
 
     Raises:
         InputError: the name is not a text or not registered, or a package with models cannot be
             imported.
     """
     require(isinstance(name, str), "model.name", "text", name)
+    name = name or DEFAULT
     if name not in _MODULES:
         extensions.load_packages()
     if name not in _MODULES:

@@ -1,26 +1,23 @@
 """The placement of a config's tables on a machine that may be absent, and its cost."""
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import defaults, embedding
-from jaxrank.build import check_watched, make_workload, plan_list_room
+from jaxrank import embedding, opening
+from jaxrank import mesh as meshes
+from jaxrank.build import Builder
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
-from jaxrank.features import Schema
 from jaxrank.placement import budget, traffic
 from jaxrank.placement.cost import Machine, PlacementCost, PlacementPlanner, PlanInputs
 from jaxrank.placement.replay import Replay, replay
 from jaxrank.report import Report, format_bytes
-from jaxrank.run_schedule import NEXT_DAY
-from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import find_config
+from jaxrank.workdir.data import RunData
 
 # A higher imbalance is worth a warning: steps wait for the busiest device.
 MAX_IMBALANCE = 1.05
@@ -57,6 +54,7 @@ def plan(
     config: ConfigDict,
     machine: Machine,
     *,
+    replicas: int | None = None,
     batches: int | None = None,
     workdir: str,
     report: Report,
@@ -64,6 +62,8 @@ def plan(
     """Plans the tables of a config and replays batches of its training data.
 
     Args:
+        machine: whose devices the config may use in part. Its `replicas` are set by the config.
+        replicas: takes the place of `mesh.replicas`.
         batches: number of replayed batches. None: the default number.
         workdir: of a run, whose store is read if it exists. May be empty.
         report: gets lines to print.
@@ -74,15 +74,20 @@ def plan(
     if batches is not None and batches < 1:
         raise InputError(f"--batches: must be at least 1: found {batches}.")
     configs.check(config)
-    config, data = load_inputs(config, workdir, report)
-    lists = plan_list_room(config, data.split, data.schema, data.traffic.list_lengths, report)
-    planner = PlacementPlanner(make_workload(config, data.schema, lists), data)
+    mesh = configs.mesh(config)
+    machine = machine._replace(
+        devices=meshes.used(mesh.devices, machine.devices),
+        replicas=mesh.replicas if replicas is None else replicas,
+    )
+    builder, data = load_inputs(config, workdir, report)
+    lists = builder.plan_list_room(data.split, data.traffic.list_lengths, report)
+    workload = builder.workload(lists)
+    planner, size = PlacementPlanner(workload, data), workload.batch_size
     cost = planner.cost(machine)
-    size = config.batch_size
     if batches is None:
         batches = max(2, min(MAX_BATCHES, round(MAX_IDS / (size * data.traffic.ids_per_example))))
-    drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
-    flag = "mesh.devices" if config.mesh.devices else "--devices"  # sets the number of devices
+    drawn = traffic.batches(data.reads, size, data.traffic.parts, workload.seed)
+    flag = "mesh.devices" if mesh.devices else "--devices"  # sets the number of devices
     replayed = replay(
         cost.layout,
         _reported(itertools.islice(drawn, batches), batches, report),
@@ -111,59 +116,38 @@ def _reported(batches: Iterator[Examples], count: int, report: Report) -> Iterat
         yield batch
 
 
-def load_inputs(
-    config: ConfigDict, workdir: str, report: Report, *, reports_choices: bool = True
-) -> tuple[ConfigDict, PlanInputs]:
-    """Opens the data of a config. Returns the config too, with a value in every field.
+def load_inputs(config: ConfigDict, workdir: str, report: Report) -> tuple[Builder, PlanInputs]:
+    """Opens the data of a config, or generates it without a store, and measures a sample.
 
     Args:
         workdir: of a run, whose store is read if it exists. May be empty.
-        reports_choices: reports the values that were chosen, too.
 
     Raises:
-        InputError: there is no data, or no metric has the name of `eval.metric`.
+        InputError: see `opening.open_data`, or there is neither.
     """
-    located = run_data.locate(config.data, config.features, config.source, workdir, inherits=True)
-    data = open_data(located, functools.partial(check_watched, config), report)
-    chosen = report if reports_choices else lambda _: None
-    older = find_config(workdir)
-    return defaults.choose_unread(config, older, data.rows, data.schema, chosen), data
+    opened = open_data(config, workdir, report)
+    split, reads, schema = opened.split, opened.generated, opened.builder.schema
+    if split is not None:
+        reads = traffic.StoredReads(split, schema)
+    report(f"Reading a sample of {split.path if split else 'generated data'}")
+    return opened.builder, PlanInputs(schema, reads, traffic.measure(reads), split)
 
 
-def open_data(
-    data: run_data.RunData, check: Callable[[Schema, str], None], report: Report
-) -> PlanInputs:
-    """Opens the data of a run if it exists, or else generated data, and measures a sample.
+def open_data(config: ConfigDict, workdir: str, report: Report) -> opening.Opened:
+    """Opens the data of a config, or generates it without a store. See `load_inputs`."""
+    config = opening.inherit(config, workdir)
+    return opening.open_data(config, workdir, report, generate=_generate)
 
-    Args:
-        check: receives the schema and the column `features.group` before the sample is read, and
-            may raise InputError.
 
-    Raises:
-        InputError: there is neither.
-    """
-    name, valid = data.settings["train"], data.settings["valid"]
-    reads: traffic.Reads
-    if data.exists():
-        store = data.open_checked()
-        split = store.split(name, "data.train")
-        if valid not in ("", NEXT_DAY):
-            store.split(valid, "data.valid")
-        check(store.schema, str(store.spec.features.get("group", "")))
-        reads = traffic.StoredReads(split, store.schema)
-        report(f"Reading a sample of {split.path}")
-        return PlanInputs(store.schema, reads, traffic.measure(reads), split)
+def _generate(data: RunData) -> traffic.GeneratedReads:
     if data.source.get("kind") != "synthetic":
         raise InputError(
             f"data.store: must be prepared data: found {data.path or 'none'!r}. Run"
             " `jaxrank prepare` first, and set --config.data.store to its output."
         )
     data.check_splits("the generated data")
-    generated = registry.synthetic_source(data.source)
-    reads = traffic.GeneratedReads(generated, name, data.features)
-    check(reads.schema, data.features.get("group", ""))
-    report("Reading a sample of generated data")
-    return PlanInputs(reads.schema, reads, traffic.measure(reads), None)
+    source = registry.synthetic_source(data.source)
+    return traffic.GeneratedReads(source, data.settings["train"], data.features)
 
 
 def _warnings(

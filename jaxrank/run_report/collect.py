@@ -72,7 +72,7 @@ def _unfinished(directory: Path, report: Report) -> dict[str, Any]:
         report(f"{directory}: its data cannot be read, and is not shown: {error}")
         data = {"store": "", "splits": {}}
     result = None
-    if workdirs.has_checkpoint(directory) and store is not None and run.config.data.valid:
+    if workdirs.has_checkpoint(directory) and store is not None and run.builder.data.valid:
         report(f"Scoring the checkpoint of {directory}, which has no summary.json")
         scored = evaluate(
             str(directory), checkpoint=run.default_checkpoint, split=_split(run, store)
@@ -95,9 +95,9 @@ def _split(run: SavedRun, store: Store) -> str:
 
     Progressive validation has no split of its own, so the last day is scored.
     """
-    if run.config.data.valid != NEXT_DAY:
+    if run.builder.data.valid != NEXT_DAY:
         return ""
-    train = run.config.data.train
+    train = run.builder.data.train
     day, _ = store.split(train, "data.train").days[-1]
     return f"{train.partition('/')[0]}/{day}"
 

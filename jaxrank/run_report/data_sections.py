@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrank import config_files
 from jaxrank.run_report.collect import RunReport
 from jaxrank.run_report.markup import Markup, number, table, tag
 from jaxrank.run_report.score_sections import note
@@ -134,8 +135,8 @@ def drift(runs: Sequence[RunReport]) -> list[Markup]:
 def _compared(run: RunReport) -> tuple[str, str] | None:
     """Returns the splits of training and validation, or the first and the last day."""
     splits = [n for n, s in run.summary["data"]["splits"].items() if "tasks" in s]
-    data = run.summary["config"].get("data", {})
-    train, valid = (data.get(name, "") for name in ("train", "valid"))
+    fields = config_files.flatten(run.summary["config"])
+    train, valid = (fields.get(f"data.{name}", "") for name in ("train", "valid"))
     if train in splits and valid in splits and train != valid:
         return train, valid
     days = sorted(name for name in splits if name.startswith(f"{train.partition('/')[0]}/"))

@@ -1,5 +1,6 @@
 """Compares training on all devices with training on one."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,6 @@ from jax.sharding import Mesh
 
 from jaxrank import mesh as meshes
 from jaxrank import run as runs
-from jaxrank.build import make_step_spec, pack_split
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.program import CompiledSteps
 from jaxrank.run import Run
@@ -64,23 +64,19 @@ def check(run: Run, executions: int, *, each_device: bool) -> Verdict:
 
 def _alone(run: Run, device: Any, executions: int) -> Trained:
     """Trains on one device of this process, with the whole batches."""
-    config, program = run.config, run.program
+    builder, program = run.builder, run.program
     mesh = meshes.device_mesh([device], 1)
-    step_spec = make_step_spec(
-        config,
-        program.predictor.layout,
-        mesh,
-        num_steps=run.run_schedule.num_steps,
-        room={},
+    step_spec = builder.step_spec(
+        program.predictor.layout, mesh, num_steps=run.run_schedule.num_steps, room={}
     )
     single = CompiledSteps(step_spec, mesh, program.shape)
     batches = runs.make_batches(
-        {**config.data, "num_workers": 0, "prefetch_batches": 0},
-        pack_split(config, run.train_split),
+        dataclasses.replace(builder.data, num_workers=0, prefetch_batches=0),
+        builder.pack(run.train_split),
         program.predictor.layout,
-        batch_size=config.batch_size,
+        batch_size=program.shape.batch_size,
         steps_per_execution=run.steps_per_execution,
-        seed=config.seed,
+        seed=program.step_spec.seed,
         num_steps=run.run_schedule.num_steps,
         room_steps=run.batches.room_steps,
         room=run.batches.list_room.measured,

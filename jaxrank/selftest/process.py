@@ -19,6 +19,7 @@ from typing import Any
 
 from jaxrank import json_files
 from jaxrank import mesh as meshes
+from jaxrank.config_files import overridden
 from jaxrank.errors import InputError, RunError
 from jaxrank.run import build_endless
 from jaxrank.runtime import compilation_cache, processes, rendezvous, threads
@@ -102,8 +103,7 @@ _ON_DEVICES = "Read the message. `jaxrank plan` and docs/placement.md explain th
 
 def _config(folder: Path, size: Size) -> Any:
     config = job.config(size, meshes.make_mesh().size, processes.place()[1])
-    config.data.store = str(folder / devices.STORE)
-    return config
+    return overridden(config, {"data.store": str(folder / devices.STORE)})
 
 
 def main(role: str, folder: str, size_text: str, results: str) -> None:

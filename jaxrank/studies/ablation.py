@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrank import config_files
 from jaxrank.data.spec import skip
 from jaxrank.errors import InputError
 from jaxrank.metrics import run_intervals
@@ -59,21 +58,21 @@ class Options:
 
 
 def runs(context: Context) -> Runs:
-    options, config = context.options, context.config
-    common = tuning.final_evaluation(config.steps_per_execution)
+    options, fields = context.options, context.fields
+    common = tuning.final_evaluation(fields["steps_per_execution"])
     if options.steps:
         common |= {"num_steps": options.steps, "num_epochs": 0.0}
-    full = yield from tuning.resolve(config, common)
+    full = yield from tuning.resolve(common)
     groups = parse_groups(options.group, full["features"])
-    common |= _chosen(config_files.to_plain(config), full["config"])
-    seeds = [config.seed + i for i in range(options.runs)]
+    common |= _chosen(fields, full["fields"])
+    seeds = [fields["seed"] + i for i in range(options.runs)]
     runs_of = {FULL: "full"} | {group: f"without-{_file_name(group)}" for group in groups}
     if len(set(runs_of.values())) < len(runs_of):
         runs_of = {group: f"{name}-{i}" for i, (group, name) in enumerate(runs_of.items())}
     specs = [
         RunSpec(
             f"{name}-seed{seed}",
-            common | _skipped(config.features.skip, groups.get(group, ())) | {"seed": seed},
+            common | _skipped(fields["features.skip"], groups.get(group, ())) | {"seed": seed},
         )
         for group, name in runs_of.items()
         for seed in seeds
@@ -134,9 +133,8 @@ def _skipped(skipped: Sequence[str], left_out: Sequence[str]) -> dict[str, Any]:
     return {"features.skip": (*skipped, *left_out)} if left_out else {}
 
 
-def _chosen(config: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns overrides that set the open fields of a plain config to the values chosen for it."""
-    old, new = config_files.flatten(config), config_files.flatten(resolved)
+def _chosen(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns overrides that set open fields of a config to the values chosen for it, by path."""
     chosen = {
         path: tuple(value) if isinstance(value, list) else value
         for path, value in new.items()

@@ -18,7 +18,7 @@ from jaxrank.studies.batch_size_cases import (
     Case,
     Options,
     Specs,
-    config_rule,
+    scaling_rule,
     synchronous_cases,
 )
 from jaxrank.studies.study import (
@@ -40,14 +40,14 @@ _BEST_LABEL = "best of the values tried"
 
 def runs(context: Context) -> Runs:
     options = context.options
-    common = tuning.final_evaluation(context.config.steps_per_execution)
-    chosen = yield from tuning.resolve(context.config, common)
-    specs, rule = Specs(context, chosen), config_rule(context.config)
+    common = tuning.final_evaluation(context.fields["steps_per_execution"])
+    chosen = yield from tuning.resolve(common)
+    specs, rule = Specs(context, chosen), scaling_rule(context.fields)
     sides = {"sync": specs.side(0)}
     if options.workers:
         sides["async"] = specs.side(options.workers)
     specs.points = yield from tuning.tuned(
-        sides, specs.tuned_config, factor=options.tune_factor, rounds=options.tune_rounds
+        sides, specs.tuned, factor=options.tune_factor, rounds=options.tune_rounds
     )
     results: dict[Case, list[RunResult]] = {}
 

@@ -5,8 +5,6 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from jaxrank.errors import InputError
 from jaxrank.optim import SCALINGS
 from jaxrank.studies import tuning
@@ -76,22 +74,22 @@ class Case:
 class Specs:
     """Makes the specs of cases.
 
-    tuned_config: the plain config without open fields, whose rates are for the base batch size.
+    tuned: {path: value} of the config without open fields, whose rates are for the base batch size.
     examples: of each run, a multiple of the largest batch size.
     """
 
     def __init__(self, context: Context, chosen: Mapping[str, Any]):
-        self._options, self._config = context.options, context.config
-        shards = self._config.data.shards
+        self._options, self._fields = context.options, context.fields
+        shards = self._fields["data.shards"]
         for batch in (*self._options.batch_sizes, self._options.base):
             if batch % shards:
                 raise InputError(
                     f"--batch-sizes, --base: must be multiples of data.shards={shards}: found"
                     f" {batch}."
                 )
-        self.tuned_config = set_base_rates(chosen["config"], self._options.base)
+        self.tuned = set_base_rates(chosen["fields"], self._options.base)
         largest = max(*self._options.batch_sizes, self._options.base)
-        available = self._options.examples or chosen["num_steps"] * chosen["config"]["batch_size"]
+        available = self._options.examples or chosen["num_steps"] * chosen["fields"]["batch_size"]
         self.examples = available // largest * largest
         if not self.examples:
             raise InputError(
@@ -108,7 +106,7 @@ class Specs:
 
         All rules are the same there. It has that of the config, so that other `rules` reuse it.
         """
-        case = Case(self._options.base, config_rule(self._config), workers=workers)
+        case = Case(self._options.base, scaling_rule(self._fields), workers=workers)
         return RunSpec(
             "async" if workers else "sync", self._overrides(case), *training_kind(workers, 0)
         )
@@ -116,8 +114,8 @@ class Specs:
     def run_spec(self, case: Case, seed: int) -> RunSpec:
         point = self.points["async" if case.workers else "sync"]
         overrides = self._overrides(case)
-        overrides |= tuning.rates(self.tuned_config, point, self._options.tune_factor)
-        overrides["seed"] = self._config.seed + seed
+        overrides |= tuning.rates(self.tuned, point, self._options.tune_factor)
+        overrides["seed"] = self._fields["seed"] + seed
         return RunSpec(f"{case.name}-seed{seed}", overrides, *training_kind(case.workers, seed))
 
     def overrides(self, case: Case) -> dict[str, Any]:
@@ -143,27 +141,28 @@ class Specs:
 
     def _execution(self, batch: int) -> int:
         """Returns steps per execution: fewer for large batches, so that memory does not grow."""
-        steps = self._config.steps_per_execution
+        steps = self._fields["steps_per_execution"]
         most = steps * self._options.base
         while steps % 2 == 0 and steps * batch > most:
             steps //= 2
         return steps
 
 
-def set_base_rates(config: Mapping[str, Any], base: int) -> dict[str, Any]:
-    """Returns a plain config whose rates are those that it has at the base batch size."""
-    sections = {}
+def set_base_rates(fields: Mapping[str, Any], base: int) -> dict[str, Any]:
+    """Returns the fields of a config with the rates that it has at the base batch size."""
+    new = dict(fields)
     for side in _SIDES:
-        section = config["optim"][side]
-        times = base / section["base_batch"]
-        below, above = SCALINGS[section["scaling"]]
-        rate = section["base_learning_rate"] * times ** (below if times <= 1 else above)
-        sections[side] = {**section, "base_batch": base, "base_learning_rate": rate}
-    return {**config, "optim": {**config["optim"], **sections}}
+        rate, batch = f"optim.{side}.base_learning_rate", f"optim.{side}.base_batch"
+        times = base / fields[batch]
+        below, above = SCALINGS[fields[f"optim.{side}.scaling"]]
+        new[rate] = fields[rate] * times ** (below if times <= 1 else above)
+        new[batch] = base
+    return new
 
 
-def config_rule(config: ConfigDict) -> str:
-    dense, tables = (config.optim[side].scaling for side in _SIDES)
+def scaling_rule(fields: Mapping[str, Any]) -> str:
+    """Returns the rule by which the rates of a config scale, of both sides if they differ."""
+    dense, tables = (fields[f"optim.{side}.scaling"] for side in _SIDES)
     return dense if dense == tables else f"{dense}+{tables}"
 
 

@@ -64,12 +64,12 @@ class _Model(NamedTuple):
     """A model of the study.
 
     path: of its config; empty: the config of the study.
-    config: as plain data.
+    fields: {path: value} of its config.
     """
 
     name: str
     path: str
-    config: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
 
 class _Machine(NamedTuple):
@@ -108,14 +108,14 @@ def _models(context: Context) -> list[_Model]:
         InputError: another config cannot be loaded or lacks a field of the command line, or two
             configs have one name.
     """
-    models = {context.name: _Model(context.name, "", config_files.to_plain(context.config))}
+    models = {context.name: _Model(context.name, "", context.fields)}
     for path in context.options.other_configs:
         try:
             config = config_files.load(path, context.overrides)
         except InputError as error:
             text = str(error).removeprefix("--config: ")
             raise InputError(f"--other-configs: {path}: {text}") from error
-        model = _Model(short_name(path), path, config_files.to_plain(config))
+        model = _Model(short_name(path), path, config_files.flatten(config_files.to_plain(config)))
         if models.setdefault(model.name, model) is not model:
             raise InputError(
                 "--other-configs: must be files of different names, and none"
@@ -150,11 +150,11 @@ def _present(values: Mapping[str, Any], prices: Prices) -> _Machine:
 
 
 def _specs(options: Options, model: _Model, estimated: Mapping[str, _Machine]) -> list[RunSpec]:
-    config = model.config
-    batch = options.estimated_batch_size or config["batch_size"] or OPEN_BATCH
+    fields = model.fields
+    batch = options.estimated_batch_size or fields["batch_size"] or OPEN_BATCH
     measured = RunSpec(
         f"{_MEASURED}-{model.name}",
-        _measured_overrides(options, config),
+        _measured_overrides(options, fields),
         "bench",
         {"seconds": options.seconds},
         config=model.path,
@@ -164,7 +164,7 @@ def _specs(options: Options, model: _Model, estimated: Mapping[str, _Machine]) -
         changes = {
             "mesh.devices": 0,
             "batch_size": batch,
-            "data.shards": round_shards(topology(name).devices, config["data"]["shards"]),
+            "data.shards": round_shards(topology(name).devices, fields["data.shards"]),
         }
         run = f"{_ESTIMATED}-{model.name}-{name}"
         settings = {"topology": name}
@@ -172,7 +172,7 @@ def _specs(options: Options, model: _Model, estimated: Mapping[str, _Machine]) -
     return specs
 
 
-def _measured_overrides(options: Options, config: Mapping[str, Any]) -> dict[str, Any]:
+def _measured_overrides(options: Options, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a measurement changes in a config, because this machine may be a small one.
 
     Raises:
@@ -182,21 +182,22 @@ def _measured_overrides(options: Options, config: Mapping[str, Any]) -> dict[str
     if options.measured_batch_size:
         changes["batch_size"] = options.measured_batch_size
     if options.measured_rows:
-        source, data = config["source"], config["data"]
-        if source.get("kind") != "synthetic":
+        kind, rows_of = fields.get("source.kind"), "source.rows."
+        if kind != "synthetic":
             raise InputError(
                 "--measured-rows: must be 0 for data that is not generated: found"
-                f" {options.measured_rows:,} and source.kind={source.get('kind')!r}. Leave the flag"
+                f" {options.measured_rows:,} and source.kind={kind!r}. Leave the flag"
                 " out."
             )
-        if data["store"] or data["direct"]:
+        if fields["data.store"] or fields["data.direct"]:
             raise InputError(
                 "--measured-rows: must be 0 for data that is not generated: found"
-                f" {options.measured_rows:,}, data.store={data['store']!r} and"
-                f" data.direct={data['direct']}. Leave the flag out."
+                f" {options.measured_rows:,}, data.store={fields['data.store']!r} and"
+                f" data.direct={fields['data.direct']}. Leave the flag out."
             )
-        for name, rows in source["rows"].items():
-            changes[f"source.rows.{name}"] = min(rows, options.measured_rows)
+        for path, rows in fields.items():
+            if path.startswith(rows_of):
+                changes[path] = min(rows, options.measured_rows)
     return changes
 
 

@@ -64,8 +64,8 @@ class _Row(NamedTuple):
 
 
 def runs(context: Context) -> Runs:
-    options, data = context.options, context.config.data
-    initial = data.compression
+    options, fields = context.options, context.fields
+    initial, prefetched = fields["data.compression"], fields["data.prefetch_batches"]
     stores = [
         (name, _BLOCK) for name in dict.fromkeys([initial, *map(_plain, options.compressions)])
     ]
@@ -91,21 +91,22 @@ def runs(context: Context) -> Runs:
     _, block = _fastest(rates, (initial, _BLOCK))
     chosen |= _store_overrides(stored[compression, _BLOCK])
 
-    counts = [n for n in dict.fromkeys((0, *options.workers)) if n == 0 or data.shards % n == 0]
+    shards = fields["data.shards"]
+    counts = [n for n in dict.fromkeys((0, *options.workers)) if n == 0 or shards % n == 0]
     values = {n: chosen | {"data.num_workers": n} for n in counts}
     rates = yield from _rates(values, options)
     rows += [_Row("workers", n, rate) for n, rate in rates.items()]
     chosen["data.num_workers"] = _fastest(rates, 0)
 
     # Batches that are made ahead help only beside a step, so these runs train.
-    ahead = dict.fromkeys((data.prefetch_batches, *options.prefetch))
+    ahead = dict.fromkeys((prefetched, *options.prefetch))
     settings: dict[Any, dict[str, Any]] = {_NAIVE_RUN: naive_overrides}
     settings |= {n: chosen | {"data.prefetch_batches": n} for n in ahead}
     trained = yield from _rates(settings, options, kind="bench")
     naive_rate = trained.pop(_NAIVE_RUN)
     rows[0] = rows[0]._replace(training_rate=naive_rate)
     rows += [_Row("prefetch", n, training_rate=rate) for n, rate in trained.items()]
-    prefetch = _fastest(trained, data.prefetch_batches)
+    prefetch = _fastest(trained, prefetched)
     chosen["data.prefetch_batches"], rate = prefetch, trained[prefetch]
     if _fastest({_NAIVE_RUN: naive_rate, prefetch: rate}, _NAIVE_RUN) == _NAIVE_RUN:
         chosen |= _NAIVE

@@ -113,7 +113,7 @@ def round_shards(devices: int, shards: int) -> int:
 
 
 def _batch_size(context: Context) -> int:
-    return context.config.batch_size or OPEN_BATCH
+    return context.fields["batch_size"] or OPEN_BATCH
 
 
 def _overrides(context: Context, devices: int, batch: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _overrides(context: Context, devices: int, batch: int) -> dict[str, Any]:
     return {
         "mesh.devices": devices,
         "batch_size": batch,
-        "data.shards": round_shards(devices, context.config.data.shards),
+        "data.shards": round_shards(devices, context.fields["data.shards"]),
     }
 
 

@@ -79,7 +79,7 @@ class Group:
         return f"{f'W = {self.workers}' if self.workers else 'sync'}\n{self.varies}"
 
     def specs(self, context: Context, overrides: Mapping[str, Any]) -> list[RunSpec]:
-        seed, by_seed = context.config.seed, self.varies in ("seed", "both")
+        seed, by_seed = context.fields["seed"], self.varies in ("seed", "both")
         is_single = self.workers == 1
         return [
             RunSpec(
@@ -92,11 +92,11 @@ class Group:
 
 
 def runs(context: Context) -> Runs:
-    options, config = context.options, context.config
-    common = tuning.final_evaluation(config.steps_per_execution)
+    options = context.options
+    common = tuning.final_evaluation(context.fields["steps_per_execution"])
     if options.steps:
         common |= {"num_steps": options.steps, "num_epochs": 0.0}
-    chosen = yield from tuning.resolve(config, common)
+    chosen = yield from tuning.resolve(common)
     if max(options.workers, default=1) > chosen["num_steps"]:
         raise InputError(
             "--workers: must be at most the number of steps of a run, which is"
@@ -112,13 +112,13 @@ def runs(context: Context) -> Runs:
         if group.workers != 1
     }
     points = yield from tuning.tuned(
-        sides, chosen["config"], factor=options.tune_factor, rounds=options.tune_rounds
+        sides, chosen["fields"], factor=options.tune_factor, rounds=options.tune_rounds
     )
     points["async1"] = points["sync"]
     batches = [
         group.specs(
             context,
-            common | tuning.rates(chosen["config"], points[group.side], options.tune_factor),
+            common | tuning.rates(chosen["fields"], points[group.side], options.tune_factor),
         )
         for group in groups
     ]

@@ -14,6 +14,7 @@ and returns an `Outcome`.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
+from jaxrank import config_files
 from jaxrank.metrics.run_intervals import Interval
 from jaxrank.report import Report
 
@@ -164,6 +166,11 @@ class Context:
     report: Report
     overrides: Sequence[str] = ()
     name: str = "config"
+
+    @functools.cached_property
+    def fields(self) -> Mapping[str, Any]:
+        """{path of a field of the config: value}, for studies whose runs depend on it."""
+        return config_files.flatten(config_files.to_plain(self.config))
 
 
 Runs: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunResult], Outcome]

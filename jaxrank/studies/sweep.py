@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 from scipy import stats
 
 from jaxrank import config_files
@@ -88,12 +87,12 @@ class Round:
 
 
 def runs(context: Context) -> Runs:
-    options, config = context.options, context.config
-    ranges = parse_ranges(options.range, config, fixed=_FIXED)
+    options, fields = context.options, context.fields
+    ranges = parse_ranges(options.range, context.config, fixed=_FIXED)
     points = drawn(ranges, options.points, options.search_seed)
-    common = tuning.final_evaluation(config.steps_per_execution)
-    chosen = yield from tuning.resolve(config, common)
-    specs = _Specs(config, options, chosen, points)
+    common = tuning.final_evaluation(fields["steps_per_execution"])
+    chosen = yield from tuning.resolve(common)
+    specs = _Specs(fields, options, chosen, points)
     names = list(points)
     rounds: list[Round] = []
     shares = fractions(len(points), options.finalists, options.halving)
@@ -142,24 +141,24 @@ class _Specs:
 
     def __init__(
         self,
-        config: ConfigDict,
+        fields: Mapping[str, Any],
         options: Options,
         chosen: Mapping[str, Any],
         points: Mapping[str, Mapping[str, Any]],
     ):
-        self.config, self.points = config, points
-        self.resolved = config_files.flatten(chosen["config"])
+        self.fields, self.points = fields, points
+        self.resolved = chosen["fields"]
         self.examples = options.examples or chosen["num_steps"] * self.resolved["batch_size"]
 
     def run_spec(self, name: str, fraction: float, seed: int) -> RunSpec:
         point = self.points.get(name, {})
         batch = point.get("batch_size", self.resolved["batch_size"])
-        execution = point.get("steps_per_execution", self.config.steps_per_execution)
+        execution = point.get("steps_per_execution", self.fields["steps_per_execution"])
         examples = self.examples * fraction
         # A point with an invalid batch size fails when its config is checked.
         steps = max(1, round(examples / batch)) if isinstance(batch, int) and batch > 0 else 1
         never = tuning.final_evaluation(execution) if _is_count(execution) else {}
-        length = {"num_steps": steps, "num_epochs": 0.0, "seed": self.config.seed + seed}
+        length = {"num_steps": steps, "num_epochs": 0.0, "seed": self.fields["seed"] + seed}
         share = f"{1 / fraction:g}"
         return RunSpec(f"{name}-of{share}-seed{seed}", {**never, **length, **point})
 
@@ -242,10 +241,10 @@ def _cell(value: Any) -> Any:
 
 def _change(of_round: Round, name: str) -> run_intervals.Interval:
     """Returns the change of the loss from the config to a point, over equal seeds."""
-    config = of_round.results.get(CONFIG, [])
+    unchanged = of_round.results.get(CONFIG, [])
     pairs = [
         (tuning.loss(r), tuning.loss(c))
-        for r, c in zip(of_round.results[name], config, strict=False)
+        for r, c in zip(of_round.results[name], unchanged, strict=False)
         if math.isfinite(tuning.loss(r)) and math.isfinite(tuning.loss(c))
     ]
     if name == CONFIG or not pairs:

@@ -5,12 +5,12 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from jaxrank import config_files
 from jaxrank.errors import InputError
 from jaxrank.studies.study import RunResult, RunSpec
 
 _SECTIONS = ("dense", "tables")
+_RATE_FIELDS = ("base_learning_rate", "base_batch", "decay")
 _CENTER = (0, 0)
 _AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1))
 
@@ -19,10 +19,11 @@ Point = tuple[int, int]
 Search = Generator[Sequence[RunSpec], Sequence[RunResult], Any]
 
 
-def resolve(config: ConfigDict, overrides: Mapping[str, Any]) -> Search:
-    """Runs the choice of open fields, and returns its values.
+def resolve(overrides: Mapping[str, Any]) -> Search:
+    """Runs the choice of open fields of the config, and returns its values.
 
-    These are `config`, `rows`, `num_steps`, and the names of the `features` that the model reads.
+    These are `fields`, {path: value} of the config, `rows`, `num_steps`, and the names of the
+    `features` that the model reads.
 
     Raises:
         InputError: the choice failed.
@@ -30,7 +31,8 @@ def resolve(config: ConfigDict, overrides: Mapping[str, Any]) -> Search:
     (result,) = yield [RunSpec("resolved", overrides, kind="resolve")]
     if not result.is_done:
         raise InputError(result.error)
-    return result.values
+    values = dict(result.values)
+    return {**values, "fields": config_files.flatten(values.pop("config"))}
 
 
 def final_evaluation(steps_per_execution: int) -> dict[str, Any]:
@@ -48,18 +50,17 @@ def final_evaluation(steps_per_execution: int) -> dict[str, Any]:
     }
 
 
-def rates(resolved: Mapping[str, Any], point: Point, factor: float) -> dict[str, Any]:
+def rates(fields: Mapping[str, Any], point: Point, factor: float) -> dict[str, Any]:
     """Returns overrides that set both learning rates to a point, with their reference batch.
 
     Args:
-        resolved: the config without open fields.
+        fields: {path: value} of the config without open fields.
     """
     overrides: dict[str, Any] = {}
     for name, power in zip(_SECTIONS, point, strict=True):
-        section, path = resolved["optim"][name], f"optim.{name}"
-        rate = float(f"{section['base_learning_rate'] * factor**power:.4g}")
-        overrides[f"{path}.base_learning_rate"] = rate
-        overrides |= {f"{path}.{key}": section[key] for key in ("base_batch", "decay")}
+        rate, *others = (f"optim.{name}.{key}" for key in _RATE_FIELDS)
+        overrides[rate] = float(f"{fields[rate] * factor**power:.4g}")
+        overrides |= {path: fields[path] for path in others}
     return overrides
 
 
@@ -75,7 +76,7 @@ def mean_loss(results: Sequence[RunResult]) -> float:
 
 
 def tuned(
-    sides: Mapping[str, RunSpec], resolved: Mapping[str, Any], *, factor: float, rounds: int
+    sides: Mapping[str, RunSpec], fields: Mapping[str, Any], *, factor: float, rounds: int
 ) -> Search:
     """Finds the rates of each side by pattern search, and returns {side: point}.
 
@@ -84,6 +85,7 @@ def tuned(
 
     Args:
         sides: specs without rates; their names are completed.
+        fields: see `rates`.
         rounds: maximum number of moves; 0: the rates of the config.
     """
     centers: dict[str, Point] = dict.fromkeys(sides, _CENTER)
@@ -99,7 +101,7 @@ def tuned(
             for point in neighbours.get(side, ())
             if (side, point) not in losses
         ]
-        results = yield [_spec(sides[side], point, resolved, factor) for side, point in new]
+        results = yield [_spec(sides[side], point, fields, factor) for side, point in new]
         losses |= {key: loss(result) for key, result in zip(new, results, strict=True)}
         for side, points in neighbours.items():
             values = [losses[side, point] for point in points]
@@ -112,9 +114,9 @@ def tuned(
     return centers
 
 
-def _spec(spec: RunSpec, point: Point, resolved: Mapping[str, Any], factor: float) -> RunSpec:
+def _spec(spec: RunSpec, point: Point, fields: Mapping[str, Any], factor: float) -> RunSpec:
     name = f"tune-{spec.name}-dense{point[0]:+d}-tables{point[1]:+d}"
-    overrides = {**spec.overrides, **rates(resolved, point, factor)}
+    overrides = {**spec.overrides, **rates(fields, point, factor)}
     return dataclasses.replace(spec, name=name, overrides=overrides)
 
 

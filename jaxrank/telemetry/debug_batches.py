@@ -24,25 +24,24 @@ class LastBatches:
     Args:
         workdir: of the run.
         steps: number of steps to keep. 0: none.
-        steps_per_execution: of the run.
 
     Raises:
         InputError: `steps` is negative.
     """
 
-    def __init__(self, workdir: Path, steps: int, steps_per_execution: int):
+    def __init__(self, workdir: Path, steps: int):
         if steps < 0:
             raise InputError(f"--debug-batches: must be 0 or more: found {steps}.")
         self._folder = workdir / "debug"
-        self._steps, self._steps_per_execution = steps, steps_per_execution
-        self._next = 0
-        executions = -(-steps // steps_per_execution) + 1 + _BETWEEN
-        self._executions: deque[tuple[int, Batch]] = deque(maxlen=executions)
+        self._steps, self._steps_per_execution, self._next = steps, 1, 0
+        self._executions: deque[tuple[int, Batch]] = deque()
         self._written = 0
 
-    def begin(self, step: int) -> None:
-        """Sets the number of steps before the next batches."""
-        self._next = step
+    def begin(self, step: int, steps_per_execution: int) -> None:
+        """Sets the number of steps before the next batches, and the number of a whole execution."""
+        self._next, self._steps_per_execution = step, steps_per_execution
+        executions = -(-self._steps // steps_per_execution) + 1 + _BETWEEN
+        self._executions = deque(maxlen=executions)
 
     def keep(self, batches: Batch) -> None:
         """Copies the batches of the next execution, which have a leading axis of steps."""

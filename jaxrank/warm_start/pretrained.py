@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxrank.build import open_table_vectors
 from jaxrank.data.vectors.rows import TableVectors
 from jaxrank.embedding.storage import Storage
 from jaxrank.features import MISSING_ROW
@@ -40,7 +39,7 @@ def start_vectors(
         InputError: a file is invalid or has no value of its table.
     """
     with processes.together():
-        files = open_table_vectors(run.config, run.schema)
+        files = run.builder.open_table_vectors()
         tables = {t.name: t for t in run.schema.tables}
         vectors = {
             name: TableVectors(opened, tables[name], run.store) for name, opened in files.items()

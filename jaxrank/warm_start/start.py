@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrank.build import override_bias
 from jaxrank.calibration.files import calibration_path
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import CheckpointReader
@@ -95,9 +94,9 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
         *_table_changes(older, new_run, rows),
         *_layer_changes(carried),
     ]
-    for task, bias in new_run.config.model.initial_bias.items():
+    for task, bias in new_run.builder.initial_bias.items():
         messages.append(f"bias of {task}: {bias} (model.initial_bias)")
-    if new_run.config.embedding.init_from:
+    if new_run.builder.has_table_vectors:
         messages.append("pre-trained vectors (embedding.init_from) stay in rows that are new")
     if calibration_path(older.run.directory, older.step).is_file():
         messages.append("its calibration is not copied, because training changes the predictions")
@@ -168,9 +167,9 @@ def _start_layers(
     state: TrainState, older: _Older, new_run: Run
 ) -> tuple[TrainState, CarriedLayers]:
     step_spec = new_run.program.step_spec
-    inputs = InputMap(older.run.model(), older.layout, step_spec)
+    inputs = InputMap(older.run.builder.model(), older.layout, step_spec)
     stored, prefix = older.starting_weights(bool(step_spec.ema_decay))
-    same_optimizer = older.run.optimizers["dense"] == new_run.optimizers["dense"]
+    same_optimizer = older.run.builder.optimizers["dense"] == new_run.builder.optimizers["dense"]
 
     def read(name: str) -> np.ndarray:
         if name.startswith("opt_state."):
@@ -184,7 +183,8 @@ def _start_layers(
         for field in ("bias", "scale")
         if f"{prefix}{field}" in stored
     }
-    rates["bias"] = _override_bias(rates.get("bias", jax.device_get(state.bias)), new_run)
+    bias = rates.get("bias", jax.device_get(state.bias))
+    rates["bias"] = new_run.builder.override_bias(bias)
     if not _same_model(older, new_run):
         names = []
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
@@ -212,15 +212,9 @@ def _start_layers(
     for field in ("bias", "scale"):
         if field in older.weights:
             average[field] = _put(older.weights.read(field), getattr(state, field))
-    average["bias"] = _put(
-        _override_bias(jax.device_get(average.get("bias", state.average.bias)), new_run),
-        state.average.bias,
-    )
+    bias = jax.device_get(average.get("bias", state.average.bias))
+    average["bias"] = _put(new_run.builder.override_bias(bias), state.average.bias)
     return new_state._replace(average=state.average._replace(**average)), carried
-
-
-def _override_bias(bias: np.ndarray, new_run: Run) -> np.ndarray:
-    return override_bias(bias, new_run.config.model, new_run.schema)
 
 
 def _put(values: Any, template: Any) -> Any:
@@ -235,11 +229,11 @@ def _put(values: Any, template: Any) -> Any:
 
 
 def _same_model(older: _Older, new_run: Run) -> bool:
-    return older.run.model_name == new_run.model
+    return older.run.builder.model_name == new_run.builder.model_name
 
 
 def _same_row_optimizer(older: _Older, new_run: Run) -> bool:
-    return older.run.optimizers["tables"] == new_run.optimizers["tables"]
+    return older.run.builder.optimizers["tables"] == new_run.builder.optimizers["tables"]
 
 
 def _start_tables(state: TrainState, older: _Older, new_run: Run, rows: Rows) -> TrainState:

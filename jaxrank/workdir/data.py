@@ -6,26 +6,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from jaxrank.config_files import differences, to_plain
+from jaxrank.config_files import differences
 from jaxrank.data import files as files_of_data
 from jaxrank.data.prepare import passes
 from jaxrank.data.spec import skip
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store, is_store, no_split, open_store
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.report import Report
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
-from jaxrank.workdir import files
 
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """The location of a run's data and its sections of the config. `locate` creates it.
+    """The location of a run's data and its sections of the config. See `opening.locate`.
 
     path: of the store. Empty if raw files are read directly, or if no store is named.
     is_direct: raw files are read directly.
@@ -93,6 +91,18 @@ class RunData:
             if check is not None and not is_absent:
                 check(store.schema)
         return store
+
+    def splits(self, store: Store) -> tuple[Split, Split | None]:
+        """Opens the training split, and the validation split. None: the run has none of its own.
+
+        Raises:
+            InputError: the store lacks one.
+        """
+        train, valid = self.settings["train"], self.settings["valid"]
+        return (
+            store.split(train, "data.train"),
+            None if valid in ("", NEXT_DAY) else store.split(valid, "data.valid"),
+        )
 
     def _selected(self, store: Store) -> Store:
         """Returns the store without the features that `features.skip` names.
@@ -196,34 +206,3 @@ def _report_changed_files(store: Store, report: Report) -> None:
             f"Warning: {subject} changed since {store.path} was prepared; remove"
             f" {store.path} to prepare it again"
         )
-
-
-def locate(
-    settings: ConfigDict,
-    features: ConfigDict,
-    source: ConfigDict,
-    workdir: str | Path,
-    *,
-    store_path: str = "",
-    inherits: bool = False,
-) -> RunData:
-    """Locates the data of a run.
-
-    The first of these that is named is used: the store at `store_path`, raw files if `data.direct`
-    is set, the store of the config, the store of the run in the workdir, and WORKDIR/data.
-
-    Args:
-        settings, features, source: sections `data`, `features` and `source` of the config.
-        workdir: of the run. Empty: only `store_path` and the config are used.
-        store_path: a store to read in place of the run's.
-        inherits: True if a config that names no data uses that of the run in `workdir`.
-    """
-    is_direct = settings.direct and not store_path
-    path = "" if is_direct else store_path or settings.store
-    if inherits and workdir and not is_direct and not path:
-        path = files.store_of_run(workdir)
-    is_own = bool(workdir) and not is_direct and not path
-    if is_own:
-        path = str(files.directory(workdir) / "data")
-    sections = (to_plain(section) for section in (settings, features, source))
-    return RunData(path, is_direct, is_own, *sections)

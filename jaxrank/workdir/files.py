@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import json_files, renames, validate
 from jaxrank.config import FREE, default
-from jaxrank.config_files import differences, from_plain, model_name, to_plain
+from jaxrank.config_files import code_names, differences, from_plain, model_name, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -135,7 +135,7 @@ def save(
             tree = {name: rows.to_state() for name, rows in hot.items()}
             json_files.write(workdir / "placement.json", tree, indent=None)
             plain = _map_paths(to_plain(config), _absolute)
-            user_code.save(workdir, plain)
+            user_code.save(workdir, code_names(plain))
             json_files.write(workdir / "config.json", plain)
 
 
@@ -177,12 +177,6 @@ def find_config(workdir: str | Path) -> ConfigDict | None:
     """Loads the config of the run in `workdir`. Returns None without a run or a workdir."""
     is_run = workdir and (directory(workdir) / "config.json").is_file()
     return load_config(directory(workdir)) if is_run else None
-
-
-def store_of_run(workdir: str | Path) -> str:
-    """Returns the store in the config of the run in `workdir`, "" without a run or a store."""
-    config = find_config(workdir)
-    return "" if config is None else config.data.store
 
 
 def load_schema(workdir: Path) -> Schema:

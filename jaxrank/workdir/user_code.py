@@ -3,25 +3,23 @@
 It has a checksum of each, which changes with the code. Nothing in it is imported.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrank import extensions, json_files, task_losses
+from jaxrank import extensions, json_files
 from jaxrank.errors import InputError
 from jaxrank.runtime import processes
 
 _NAME = "code.json"
 
 
-def used(config: Mapping[str, Any]) -> dict[str, dict[str, dict[str, str]]]:
-    """Returns {kind: {name: {"file", "checksum"}}} of the code of users that a config uses.
+def used(names: Collection[tuple[str, str]]) -> dict[str, dict[str, dict[str, str]]]:
+    """Returns {kind: {name: {"file", "checksum"}}} of the code of users that a run uses.
 
     Args:
-        config: plain.
+        names: see `config_files.code_names`. All metrics are used, too.
     """
-    names = {("model", config["model"]["name"])}
-    names |= {("loss", task_losses.loss_name(entry)) for entry in config["task_losses"].values()}
     entries: dict[str, dict[str, dict[str, str]]] = {}
     for (kind, name), origin in extensions.origins().items():
         if kind == "metric" or (kind, name) in names:
@@ -30,13 +28,13 @@ def used(config: Mapping[str, Any]) -> dict[str, dict[str, dict[str, str]]]:
     return entries
 
 
-def save(workdir: Path, config: Mapping[str, Any]) -> None:
+def save(workdir: Path, names: Collection[tuple[str, str]]) -> None:
     """Writes the file, and removes an earlier one if the run has only the program's own code.
 
     Args:
-        config: plain.
+        names: see `used`.
     """
-    if entries := used(config):
+    if entries := used(names):
         json_files.write(workdir / _NAME, entries)
     else:
         (workdir / _NAME).unlink(missing_ok=True)

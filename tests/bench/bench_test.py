@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 from checkout import TINY
+from examples import small_schema
 from runs import nothing, saved, store_config
 
 from jaxrank import cli, config_files, loop
 from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, find_limit, recommend
-from jaxrank.build import without_evaluation
+from jaxrank.build import Builder
 from jaxrank.data import examples
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.pipeline import TrainBatches
@@ -101,7 +102,7 @@ def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
 def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
     c = tiny.config()
     c.eval.early_stopping_patience = c.eval.reduce_lr_patience = 2
-    configs.check(without_evaluation(c))
+    configs.check(Builder(c, small_schema()).without_evaluation().config)
     assert c.eval.early_stopping_patience == 2
 
 

@@ -15,7 +15,7 @@ from jaxrank import models
 from jaxrank.aot import checks, devices, hlo
 from jaxrank.aot.costs import costs
 from jaxrank.aot.topology import topology
-from jaxrank.build import make_step_spec
+from jaxrank.build import Builder
 from jaxrank.layout import ReplicatedRows
 from jaxrank.program import BatchShape, CompiledSteps
 
@@ -62,7 +62,7 @@ def compile_program(
     lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5 if narrow else 16}, rows, hot)
     # Like the planner: the room that an even split needs, plus half of it.
     room = {stack.name: 1.5 / mesh.shape[meshes.SHARD] for stack in lay.stacks}
-    step_spec = make_step_spec(c, lay, mesh, num_steps=8, room=room)
+    step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=8, room=room)
     shape = BatchShape(c.batch_size, 8, {s.name: 40 for s in lay.stacks})
     program = CompiledSteps(step_spec, mesh, shape)
     return program, shape.struct(lay, leading=(2,)), share

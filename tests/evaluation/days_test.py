@@ -4,6 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import examples
 import jax
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from daily import CALL, DAYS, ROWS, config
 from jaxrank import cli
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank.build import make_run_schedule
+from jaxrank.build import Builder
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days, report
@@ -257,17 +258,18 @@ def test_an_epoch_takes_its_examples_and_days_in_turn_do_not_begin_again(store, 
         store, data__order=order, data__valid="valid", steps_per_execution=4, log_every_steps=4
     )
     c.batch_size = 100
-    assert make_run_schedule(c, rows=1199).num_steps == steps
-    assert make_run_schedule(c, rows=1200).num_steps == 12
-    assert make_run_schedule(c, rows=1201).num_steps == (13 if order == "shuffled" else 12)
-    assert make_run_schedule(c, rows=10).num_steps == 1
-    assert make_run_schedule(c, rows=1301).eval_every == 16  # whole executions
+    builder = Builder(c, examples.small_schema())
+    assert builder.run_schedule(1199).num_steps == steps
+    assert builder.run_schedule(1200).num_steps == 12
+    assert builder.run_schedule(1201).num_steps == (13 if order == "shuffled" else 12)
+    assert builder.run_schedule(10).num_steps == 1
+    assert builder.run_schedule(1301).eval_every == 16  # whole executions
     # The number of steps follows from the decimal number, which no binary float equals.
     c.steps_per_execution = c.log_every_steps = 1
     c.batch_size = 10
     for epochs, exact in ((0.07, 7), (0.29, 29), (0.55, 55), (1.1, 110)):
         c.num_epochs = epochs
-        assert make_run_schedule(c, rows=1000).num_steps == exact
+        assert builder.run_schedule(1000).num_steps == exact
 
 
 @pytest.mark.parametrize("field", ["early_stopping_patience", "reduce_lr_patience"])

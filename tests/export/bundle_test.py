@@ -27,6 +27,7 @@ from jaxrank.calibration import files as calibrations
 from jaxrank.calibration.by_value import ByValue
 from jaxrank.calibration.maps import Calibration, LogitMap
 from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.config import Data
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import BadRows
@@ -314,7 +315,7 @@ def test_the_score_mean_is_that_of_the_last_evaluation_of_the_checkpoint(tmp_pat
     (tmp_path / "metrics.jsonl").write_text(text)
     run = SimpleNamespace(
         directory=tmp_path,
-        config=ConfigDict(dict(data=dict(valid="valid", train="train"))),
+        builder=SimpleNamespace(data=Data(valid="valid", train="train")),
         schema=SimpleNamespace(tasks=[SimpleNamespace(name="click")]),
     )
     recorded = SimpleNamespace(
@@ -404,7 +405,8 @@ def test_threads_share_a_scorer(run, scorer):
 @pytest.mark.parametrize("valid", ["", "next_day"])
 def test_without_a_validation_split_the_cost_of_rounding_is_said_to_be_unknown(valid):
     lines = []
-    source = SimpleNamespace(run=SimpleNamespace(config=ConfigDict({"data": {"valid": valid}})))
+    builder = SimpleNamespace(data=Data(valid=valid))
+    source = SimpleNamespace(run=SimpleNamespace(builder=builder))
     assert check._cost_of_rounding(source, None, "int8", lines.append) == {}
     assert lines == [
         f"The cost of int8 tables was not measured: data.valid is {valid!r}, and no split"

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 
 from jaxrank import run
+from jaxrank.build import Builder
 from jaxrank.checkpoints import checksums
 from jaxrank.config_files import to_plain
-from jaxrank.evaluation import evaluate
 
-# Fields that the programs of a step depend on, beside the arguments of `make_step_spec`.
+# Fields that the programs of a step depend on, beside the arguments of `Builder.step_spec`.
 _OF_STEP = (
     *("batch_size", "ema_decay", "seed", "task_losses", "task_weighting", "task_weights"),
     *("embedding", "model", "optim"),
@@ -26,7 +26,7 @@ def _key(config, layout, mesh, room, **more):
 
 
 def share_programs(patch, programs):
-    """Makes `run.build` and `evaluate` return programs of `programs`, and adds new ones to it.
+    """Makes `Builder` and `run.build` return programs of `programs`, and adds new ones to it.
 
     Checksums are computed on the host, as `checksums_test` shows with equal results. The devices
     would compile a program for each shape of an array.
@@ -36,16 +36,17 @@ def share_programs(patch, programs):
         programs: {key: program or what it is made of}, empty at first.
     """
     make_step_spec, make_program, make_predictor = (
-        run.make_step_spec, run.CompiledSteps, evaluate.make_predictor
+        Builder.step_spec, run.CompiledSteps, Builder.predictor
     )  # fmt: skip
 
-    def step_spec(config, layout, mesh, *, num_steps, room):
+    def step_spec(builder, layout, mesh, *, num_steps, room):
+        config = builder.config
         rates = config.optim.dense, config.optim.tables
         # Constant rates do not depend on the number of steps.
         length = num_steps if any(part.decay != "constant" for part in rates) else 0
         key = "step", *_key(config, layout, mesh, room, length=length)
         if key not in programs:
-            programs[key] = make_step_spec(config, layout, mesh, num_steps=num_steps, room=room)
+            programs[key] = make_step_spec(builder, layout, mesh, num_steps=num_steps, room=room)
         return programs[key]
 
     def program(step_spec, mesh, shape):
@@ -54,10 +55,10 @@ def share_programs(patch, programs):
             programs[key] = step_spec, make_program(step_spec, mesh, shape)
         return programs[key][1]
 
-    def predictor(config, layout, mesh, *, room):
-        key = "predictor", *_key(config, layout, mesh, room)
+    def predictor(builder, layout, mesh, *, room):
+        key = "predictor", *_key(builder.config, layout, mesh, room)
         if key not in programs:
-            programs[key] = make_predictor(config, layout, mesh, room=room)
+            programs[key] = make_predictor(builder, layout, mesh, room=room)
         return programs[key]
 
     on_devices = checksums._checksum
@@ -70,6 +71,6 @@ def share_programs(patch, programs):
         return np.uint32(checksums.host_checksum(np.asarray(array)))
 
     patch.setattr(checksums, "_checksum", checksum)
-    patch.setattr(run, "make_step_spec", step_spec)
+    patch.setattr(Builder, "step_spec", step_spec)
     patch.setattr(run, "CompiledSteps", program)
-    patch.setattr(evaluate, "make_predictor", predictor)
+    patch.setattr(Builder, "predictor", predictor)

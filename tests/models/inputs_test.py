@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from jaxrank import models
-from jaxrank.build import make_model
+from jaxrank.build import Builder
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Categorical, Dense, Ragged, Schema, Table, Task
 from jaxrank.layout import layout
@@ -192,6 +192,6 @@ def test_what_reads_products_of_pairs_depends_on_the_features_otherwise():
 
 
 def test_the_config_makes_the_ranker_with_its_options():
-    model = make_model(tiny.config().model, LAYOUT.schema)
+    model = Builder(tiny.config(), LAYOUT.schema).model()
     assert model.compiler_options("gpu") == {"xla_gpu_ftz": True}
     assert model.compiler_options("tpu") == {}

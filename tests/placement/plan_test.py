@@ -22,7 +22,6 @@ from jaxrank.placement import budget
 from jaxrank.placement import plan as plans
 from jaxrank.placement.cost import Machine
 from jaxrank.program import BatchShape
-from jaxrank.workdir import data as run_data
 
 CONFIGS = ROOT / "configs"
 # All devices, for tests that set a machine of their own.
@@ -97,10 +96,8 @@ def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys,
     _, err = plan(capsys, *ON_EIGHT, f"--workdir={run}", f"--config.data.store={other}")
     assert f"sample of {other / 'train'}" in err
     lines = []
-    c = tiny.config()  # as `compile` does
-    result = run_data.locate(c.data, c.features, c.source, run, inherits=True)
-    plans.open_data(result, lambda *_: None, lines.append)
-    assert lines == [f"Reading a sample of {store / 'train'}"]
+    plans.load_inputs(tiny.config(), str(run), lines.append)  # as `compile` does
+    assert lines[-1:] == [f"Reading a sample of {store / 'train'}"]
 
 
 def test_a_vocabulary_is_planned_from_its_store(capsys, tmp_path):
@@ -410,7 +407,7 @@ def test_a_program_may_use_of_a_gpu_what_jax_takes_there(monkeypatch):
     monkeypatch.setattr(plans, "plan", stop)
     with pytest.raises(InputError, match="stop"):
         cli.run(["plan", f"--config={TINY}", "--topology=h200-16"])
-    assert machines == [Machine("h200-16", 1, 1, int(0.9 * 139 * 2**30))]
+    assert machines == [Machine("h200-16", 16, 1, int(0.9 * 139 * 2**30))]
     for wrong in ("", "much", "0", "1.5", "nan"):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(InputError, match=f"{name}: must be a number above 0.*{wrong!r}"):

@@ -26,7 +26,7 @@ def test_the_split_to_score_is_that_of_the_config(tmp_path, train, valid, expect
     features = dict(tasks=[dict(name="click", label="y")], dense=[dict(columns="x")])
     store = by_day.write(tmp_path, dict.fromkeys(days, table), features, 2)
     data = types.SimpleNamespace(train=train, valid=valid)
-    run = types.SimpleNamespace(config=types.SimpleNamespace(data=data))
+    run = types.SimpleNamespace(builder=types.SimpleNamespace(data=data))
     assert collect._split(run, store) == expected
 
 

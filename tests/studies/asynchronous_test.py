@@ -14,7 +14,7 @@ import tiny
 from runs import final_state, nothing, run, store_config
 
 from jaxrank import mesh as meshes
-from jaxrank.build import make_step_spec
+from jaxrank.build import Builder
 from jaxrank.config import default
 from jaxrank.embedding import logical_rows
 from jaxrank.errors import InputError, RunError
@@ -168,7 +168,7 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(dropout):
         c.model = default("one_layer").model
     c.model.dropout = dropout
     lay, mesh = examples.small_layout(), meshes.make_mesh(devices=1)
-    step_spec = make_step_spec(c, lay, mesh, num_steps=steps, room={"dim8": 1.0})
+    step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=steps, room={"dim8": 1.0})
     program = CompiledSteps(step_spec, mesh, BatchShape(size, 8, {"dim8": 40}))
     batches = [examples.random_batch(lay, size, seed=i, group=8, capacity=40) for i in range(steps)]
     asynchronous, state = AsynchronousSteps(program, workers), program.init()

@@ -7,7 +7,7 @@ import tiny
 from driving import drive, resolved, rows_when_stopped
 
 from jaxrank import config
-from jaxrank.config_files import overridden
+from jaxrank.config_files import flatten, overridden
 from jaxrank.errors import InputError
 from jaxrank.studies import batch_size, batch_size_cases
 from jaxrank.studies.study import Context, RunResult
@@ -102,14 +102,12 @@ def test_other_rules_and_batch_sizes_reuse_the_search_and_the_runs_at_the_base_b
 
 
 def test_rates_of_the_config_are_those_at_the_base_batch():
-    plain = resolved(tiny.config())["config"]  # base_batch 4,096
-    actual = batch_size_cases.set_base_rates(plain, 1024)["optim"]
-    assert actual["dense"]["base_learning_rate"] == pytest.approx(0.001 * 0.5)
-    assert actual["tables"]["base_learning_rate"] == pytest.approx(0.05 * 0.5)
-    assert (
-        batch_size_cases.set_base_rates(plain, 16384)["optim"]["tables"]["base_learning_rate"]
-        == 0.2
-    )
+    fields = flatten(resolved(tiny.config())["config"])  # base_batch 4,096
+    actual = batch_size_cases.set_base_rates(fields, 1024)
+    assert actual["optim.dense.base_learning_rate"] == pytest.approx(0.001 * 0.5)
+    assert actual["optim.tables.base_learning_rate"] == pytest.approx(0.05 * 0.5)
+    larger = batch_size_cases.set_base_rates(fields, 16384)
+    assert larger["optim.tables.base_learning_rate"] == 0.2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import tiny
 from driving import drive, resolved, rows_when_stopped
 
+from jaxrank.config_files import flatten
 from jaxrank.errors import InputError
 from jaxrank.studies import stability, tuning
 from jaxrank.studies.study import Context, RunResult, RunSpec
@@ -80,12 +81,12 @@ def test_a_search_ends_where_no_neighbour_is_better_and_failed_rates_are_worst()
         return RunResult(spec, "failed", error="nan") if is_high else result
 
     sides = {"sync": RunSpec("sync")}
-    of_config = resolved(tiny.config())["config"]
-    search = tuning.tuned(sides, of_config, factor=2.0, rounds=9)
+    fields = flatten(resolved(tiny.config())["config"])
+    search = tuning.tuned(sides, fields, factor=2.0, rounds=9)
     points, batches = drive(search, failing)
     assert points == {"sync": (0, -2)}
     assert len(batches) == 3
-    points, batches = drive(tuning.tuned(sides, of_config, factor=2.0, rounds=0), failing)
+    points, batches = drive(tuning.tuned(sides, fields, factor=2.0, rounds=0), failing)
     assert (points, batches) == ({"sync": (0, 0)}, [])
 
 

@@ -6,6 +6,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ FLOORS = (
     "step config",
     "program checkpoints telemetry config_files config_reference",
     "build workdir flags defaults",
+    "opening",
     "placement evaluation",
     "run loop batch_statistics export aot run_report",
     "warm_start bench explain",
@@ -43,12 +45,8 @@ DATA_FLOORS = (
     "prepare drift batches vectors",
 )
 ENTRY = "__main__"  # above all floors
-# Who takes the whole config: the builder, entries of verbs, studies, and what stores it.
-OF_CONFIG = (
-    *("config.py", "config_files.py", "defaults.py", "build.py", "run.py", "train.py"),
-    *("placement/plan.py", "aot/compile.py", "bench/measure.py", "workdir/files.py"),
-    *("model_check/", "selftest/resume.py", "studies/"),
-)
+# The builder, which alone reads fields of a whole config.
+BUILDER = ("config.py", "config_files.py", "defaults.py", "build.py", "opening.py", "run.py")
 
 
 def module_name(path: Path) -> str:
@@ -260,18 +258,87 @@ def test_importing_a_module_changes_nothing_else():
     assert done.stdout == ""
 
 
-def test_only_the_builder_entries_of_verbs_and_studies_take_the_whole_config():
-    takers = set()
-    for path in FILES:
-        for node in nodes(path):
-            if isinstance(node, ast.FunctionDef):
-                arguments = [*node.args.args, *node.args.kwonlyargs]
-                if any(a.arg == "config" and "ConfigDict" in _type(a) for a in arguments):
-                    takers.add(path.relative_to(PACKAGE).as_posix())
-    allowed = {name for name in takers if name.startswith(OF_CONFIG)}
-    assert takers == allowed
-    assert {part for part in OF_CONFIG if not any(t.startswith(part) for t in takers)} == set()
+def config_reads(tree: list[ast.AST]) -> list[str]:
+    """Reads and writes of fields of a whole config, and methods called on it.
+
+    A whole config is what is called `config` or `..._config`: an argument, a variable, an attribute
+    of anything, an entry of a dict or the result of a function. It is also a variable to which one
+    of these is assigned, and any other argument whose type is a ConfigDict.
+    """
+    names = {node.arg for node in tree if isinstance(node, ast.arg) and _is_dict(node)}
+
+    def is_config(node: ast.AST) -> bool:
+        if isinstance(node, ast.NamedExpr):
+            return is_config(node.value)
+        if isinstance(node, ast.IfExp):
+            return is_config(node.body) or is_config(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return any(map(is_config, node.values))
+        if isinstance(node, ast.Call):
+            return _name(node.func).endswith("_config")
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            return node.slice.value == "config"
+        if isinstance(node, ast.Attribute) and _name(node.value) == "jax":
+            return False
+        return f"_{_name(node)}".endswith("_config") or _name(node) in names
+
+    assigned = [pair for node in tree for pair in _assigned(node)]
+    before: set[str] | None = None
+    while before != names:  # a variable may be assigned to another one
+        before = set(names)
+        names |= {_name(target) for target, value in assigned if is_config(value)} - {""}
+    return [
+        ast.unparse(node)
+        for node in tree
+        if isinstance(node, ast.Attribute | ast.Subscript) and is_config(node.value)
+    ]
 
 
-def _type(argument: ast.arg) -> str:
-    return ast.unparse(argument.annotation) if argument.annotation else ""
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yields each target of an assignment with its value."""
+    if isinstance(node, ast.NamedExpr) or (isinstance(node, ast.AnnAssign) and node.value):
+        yield node.target, node.value
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=True)
+        else:
+            yield target, node.value
+
+
+def _name(node: ast.AST) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _is_dict(argument: ast.arg) -> bool:
+    return argument.annotation is not None and "ConfigDict" in ast.unparse(argument.annotation)
+
+
+@pytest.mark.parametrize(
+    ("code", "reads"),
+    [
+        ("def f(config): return g(config, run.config)", []),
+        ("def f(run): self._config = run.config; return to_plain(self._config)", []),
+        ("def f(config): return config if older is None else inherit(config, older)", []),
+        ("def f(config): jax.config.update('a', 1); return renames.config(config)", []),
+        ("def f(run): return run.config.data.valid", ["run.config.data"]),
+        ("def f(self): self.saved._config.seed = 1", ["self.saved._config.seed"]),
+        ("def f(x: ConfigDict): return x.seed", ["x.seed"]),
+        ("def f(run): c = run.config; d = c; return d.seed", ["d.seed"]),
+        ("def f(run): c, n = run.config, 1; return c['seed']", ["c['seed']"]),
+        ("def f(self, config): self.base = config; return self.base.seed", ["self.base.seed"]),
+        ("def f(run): return run.plain_config['seed']", ["run.plain_config['seed']"]),
+        ("def f(tree): return tree['config']['seed']", ["tree['config']['seed']"]),
+        ("def f(run): return (run.config or other).seed", ["(run.config or other).seed"]),
+        ("def f(config):\n with config.unlocked(): pass", ["config.unlocked"]),
+        ("def f(path): return load_config(path).seed", ["load_config(path).seed"]),
+    ],
+)
+def test_the_reader_of_configs_sees_their_fields(code, reads):
+    assert config_reads(list(ast.walk(ast.parse(code)))) == reads
+
+
+def test_only_the_builder_reads_fields_of_a_whole_config():
+    """Others get sections and parts. They pass a config on, or store it."""
+    found = {path.relative_to(PACKAGE).as_posix(): config_reads(nodes(path)) for path in FILES}
+    assert not {name: reads for name, reads in found.items() if reads and name not in BUILDER}
+    assert [name for name in BUILDER if not found[name]] == []

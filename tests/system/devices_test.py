@@ -16,7 +16,7 @@ from sharded import rows_by_table
 from variants import changed
 
 from jaxrank import mesh as meshes
-from jaxrank.build import make_step_spec
+from jaxrank.build import Builder
 from jaxrank.config import default
 from jaxrank.features import PAD, Task
 from jaxrank.layout import layout
@@ -81,7 +81,7 @@ def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide
         c.model.cross_layers = 1
     # Buffers that are too small for some batches, so that there are rounds.
     room = {stack.name: 0.05 for stack in lay.stacks}
-    step_spec = make_step_spec(c, lay, mesh, num_steps=1000, room=room)
+    step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=1000, room=room)
     program = CompiledSteps(step_spec, mesh, BatchShape(BATCH, 4, {"dim4": 24, "dim8": 24}))
     state = program.init()
     if wide:

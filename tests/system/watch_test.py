@@ -213,4 +213,4 @@ def test_fields_that_cannot_be_are_rejected(store, tmp_path, field, value, messa
 
 def test_a_negative_number_of_batches_is_rejected(tmp_path):
     with pytest.raises(InputError, match="--debug-batches: must be 0 or more: found -1"):
-        LastBatches(tmp_path, -1, 2)
+        LastBatches(tmp_path, -1)

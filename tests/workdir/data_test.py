@@ -8,9 +8,10 @@ import raw_csv
 import tiny
 from runs import nothing
 
+from jaxrank import opening
 from jaxrank.config import default
 from jaxrank.errors import InputError
-from jaxrank.workdir import data, files
+from jaxrank.workdir import files
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_the_first_that_is_named_is_the_data_of_a_run(
     files.save(run, of_run, examples.small_schema(), {})
     c = tiny.config()
     c.data.update(fields)
-    result = data.locate(c.data, c.features, c.source, run, **options)
+    result = opening.locate(c, run, **options)
     assert (result.path, result.is_direct, result.is_own) == (
         path.format(run=run),
         is_direct,
@@ -50,21 +51,21 @@ def test_a_run_that_names_no_store_has_its_own(tmp_path):
     files.save(tmp_path, default(), examples.small_schema(), {})
     c = tiny.config()
     for workdir in (tmp_path, tmp_path / "none yet"):
-        result = data.locate(c.data, c.features, c.source, workdir, inherits=True)
+        result = opening.locate(c, workdir, inherits=True)
         assert result.path == str(workdir / "data")
         assert result.is_own
 
 
 def test_without_a_workdir_there_may_be_no_data(tmp_path):
     c = tiny.config()
-    result = data.locate(c.data, c.features, c.source, "", inherits=True)
+    result = opening.locate(c, "", inherits=True)
     assert not result.exists()
     assert (result.path, result.is_own) == ("", False)
 
 
 def test_names_are_checked_before_data_is_read_whether_it_exists_or_not(tmp_path):
     c = tiny.config()
-    located = data.locate(c.data, c.features, c.source, tmp_path)
+    located = opening.locate(c, tmp_path)
     seen = []
 
     def check(schema):
@@ -88,7 +89,7 @@ def test_a_source_file_that_has_changed_since_it_was_prepared_is_reported(tmp_pa
     def prepare(store=""):
         c.data.store = store
         del lines[:]
-        data.locate(c.data, c.features, c.source, tmp_path / "run").prepare(lines.append)
+        opening.locate(c, tmp_path / "run").prepare(lines.append)
         return [line for line in lines if line.startswith("Warning")]
 
     assert prepare() == prepare() == []

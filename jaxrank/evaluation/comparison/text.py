@@ -1,5 +1,6 @@
 """The printed result of `jaxrank compare`."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ def describe(result: Comparison) -> str:
     if result.by:
         lines += _slices(result.by, first["metrics"])
     lines.append("config" if result.config else "The configs are equal.")
-    for entry in result.config[:_MAX_FIELDS]:
+    for entry in itertools.islice(result.config, _MAX_FIELDS):
         values = "  ".join(f"{_letter(i)} {v}" for i, v in enumerate(entry["values"]))
         lines.append(f"  {entry['field']}: {values}")
     if len(result.config) > _MAX_FIELDS:

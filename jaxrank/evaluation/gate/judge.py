@@ -87,9 +87,9 @@ def judge(
         raise InputError(f"--against: must name another run than --workdir: found {against}.")
     runs = [load_run(path) for path in (against, workdir) if path]
     shared = compare.common_tasks([{t.name: t for t in run.schema.tasks} for run in runs])
-    ranked = {name for run in runs for name in run.ranked}
+    ranked = {name for run in runs for name in run.builder.ranked}
     tasks = {task.name: task for task in shared}
-    check_metrics(conditions, tasks, ranked, runs[-1].config.eval.top_k)
+    check_metrics(conditions, tasks, ranked, runs[-1].builder.eval.top_k)
     new = open_saved(runs[-1], data=data, split=split, batch_size=batch_size)
     other = None
     if against:

@@ -55,12 +55,13 @@ def check(
     every = bundle._replace(signature=parity.without_sources(bundle.signature))
     predicted = functools.partial(
         Reference,
-        run.config.model,
+        run.builder.model_fields,
         layout,
         source.stored,
         weights,
         calibration=source.calibration,
-        learns_task_weights=run.config.task_weighting == "uncertainty",
+        parents=run.builder.parents,
+        learns_task_weights=run.builder.learns_task_weights,
     )
     reference = predicted(raw.examples)
     scorer = Scorer(every, dense_part=stand_in, hash_key=key)
@@ -85,7 +86,7 @@ def _cost_of_rounding(
     source: Source, predicted: Callable[[Examples], Reference], tables: str, report: Report
 ) -> dict[str, dict[str, float]]:
     """Returns the change of metrics by rounded tables on validation examples, by task."""
-    run, valid = source.run, source.run.config.data.valid
+    run, valid = source.run, source.run.builder.data.valid
     if valid in ("", NEXT_DAY):
         report(
             f"The cost of {tables} tables was not measured: data.valid is {valid!r}, and no split"
@@ -94,7 +95,7 @@ def _cost_of_rounding(
     split = source.store.split(valid, "data.valid")
     examples = first_examples(split.blocks(), _SCORED_ROWS)
     rounding = parity.cost_of_rounding(
-        predicted(examples), examples, run.schema, tables, run.ranked
+        predicted(examples), examples, run.schema, tables, run.builder.ranked
     )
     for task, changes in rounding.items():
         shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())

@@ -82,7 +82,8 @@ def raw_rows(
     except InputError as error:
         hint = "A bundle is compared with raw rows of the run's data. --format=files needs none."
         raise InputError(f"{error} {hint}") from error
-    split = (run.config.data.valid or run.config.data.train).partition("/")[0]
+    data = run.builder.data
+    split = (data.valid or data.train).partition("/")[0]
     if split not in source.splits:
         split = source.splits[-1]
     vocabularies: dict[str, Vocabulary] = {

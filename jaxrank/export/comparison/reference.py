@@ -5,18 +5,16 @@ the examples read, so memory does not grow with the tables.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from jaxrank import embedding, models
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import model_fields, task_parents
 from jaxrank.calibration.maps import Calibration
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.data.examples import Examples, cut, join
@@ -41,28 +39,29 @@ class Reference:
     """Predicts examples by the trained program.
 
     Args:
-        model: the section of the run's config.
+        fields: of the run's model, with its name.
         layout: of the run's tables.
         stored: the weights of a checkpoint.
         weights: the dense parameters of the same checkpoint, see `dense_part.layers`.
         examples: to predict, with rows of the run's tables.
         calibration: of the checkpoint, None if it has none.
-        learns_task_weights: whether the run learns the weights of its tasks.
+        parents, learns_task_weights: see `Predictor`.
     """
 
     def __init__(
         self,
-        model: ConfigDict,
+        fields: Mapping[str, Any],
         layout: Layout,
         stored: CheckpointReader,
         weights: Weights,
         examples: Examples,
         calibration: Calibration | None = None,
         *,
+        parents: Sequence[int],
         learns_task_weights: bool,
     ):
-        self._model, self._weights, self._calibration = model, weights, calibration
-        self._learns_task_weights = learns_task_weights
+        self._fields, self._weights, self._calibration = fields, weights, calibration
+        self._parents, self._learns_task_weights = tuple(parents), learns_task_weights
         rows = _rows_read(layout.schema, examples)
         self._table_rows = None  # before they are numbered again
         if calibration is not None and calibration.by:
@@ -76,7 +75,7 @@ class Reference:
     @property
     def rounds(self) -> bool:
         """True if the trained program rounds the factors of products to bfloat16."""
-        return rounds_factors(model_fields(self._model))
+        return rounds_factors(self._fields)
 
     def logits(
         self,
@@ -90,7 +89,7 @@ class Reference:
             change: maps the vectors f32[n, dim] of tables before they are read.
             exact: whether products are computed at precision "highest".
         """
-        fields = model_fields(self._model)
+        fields = dict(self._fields)
         if exact and _has_precisions(fields):
             fields["precision"] = "highest"
         mesh = meshes.make_mesh(devices=1)
@@ -99,7 +98,7 @@ class Reference:
         predictor = Predictor(
             models.build(tasks=len(schema.tasks), **fields),
             embedding.Lookup(self._layout, mesh, room),
-            parents=task_parents(self._model, schema),
+            parents=self._parents,
             learns_task_weights=self._learns_task_weights,
         )
         rows: Any = _stored(self._layout, {n: change(v) for n, v in self._vectors.items()})

@@ -127,7 +127,9 @@ class Directories:
             "devices": spec.devices,
             "version": jaxrank.__version__,
         }
-        if spec.kind not in (PREPARE, DEVICES) and (used := user_code.used(inputs["config"])):
+        if spec.kind not in (PREPARE, DEVICES) and (
+            used := user_code.used(config_files.code_names(inputs["config"]))
+        ):
             inputs["code"] = {
                 kind: {name: entry["checksum"] for name, entry in entries.items()}
                 for kind, entries in used.items()
@@ -136,11 +138,12 @@ class Directories:
 
     def _store(self, spec: RunSpec, config: Mapping[str, Any]) -> str:
         """Returns the store of the study if a run with this config reads it, or an empty text."""
-        is_generated = config["source"].get("kind") == "synthetic"
+        fields = config_files.flatten(config)
+        is_generated = fields.get("source.kind") == "synthetic"
         if spec.kind in WITHOUT_DATA or (spec.kind in GENERATES_SAMPLE and is_generated):
             return ""
-        names_data = config["data"]["store"] or config["data"]["direct"]
-        is_equal = _stored(config) == _stored(self._base)
+        names_data = fields["data.store"] or fields["data.direct"]
+        is_equal = _stored(fields) == _stored(config_files.flatten(self._base))
         return "" if names_data or not is_equal else str(self._workdir / "data")
 
     def _command_line(self, spec: RunSpec, store: str) -> str:
@@ -175,10 +178,10 @@ def config_name(command: Sequence[str]) -> str:
     return short_name(paths[0]) if paths else "config"
 
 
-def _stored(config: Mapping[str, Any]) -> tuple[Any, Any]:
+def _stored(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a store is prepared from. A store has the features that runs skip."""
-    features = {k: v for k, v in config["features"].items() if k != "skip"}
-    return features, config["source"]
+    of_data = ("features.", "source.")
+    return {p: v for p, v in fields.items() if p.startswith(of_data) and p != "features.skip"}
 
 
 def _upgraded(config: Mapping[str, Any]) -> Any:

@@ -36,9 +36,7 @@ class RunInput:
         from jaxrank import config_files
 
         config = config_files.from_plain(self.plain_config)
-        if self.store:
-            config.data.store = self.store
-        return config
+        return config_files.overridden(config, {"data.store": self.store}) if self.store else config
 
 
 Kind = Callable[[RunInput], Mapping[str, Any]]
@@ -75,24 +73,23 @@ def _train_asynchronously(run: RunInput) -> Mapping[str, Any]:
 
 def _resolve(run: RunInput) -> Mapping[str, Any]:
     """Chooses the open fields of a config by its data, as a run does."""
-    from jaxrank import build, config_files
+    from jaxrank import config_files
     from jaxrank import run as runs
     from jaxrank.data.spec import skip
 
     directory = run.directory / "train"
-    config, data = runs.open_data(run.config, directory, inherits_store=False, report=print)
-    num_steps = build.make_run_schedule(config, data.packed.rows).num_steps
-    plain = config_files.to_plain(config)
+    data = runs.open_data(run.config, directory, print, inherits_store=False)
+    num_steps = data.builder.run_schedule(data.packed.rows).num_steps
+    plain = config_files.to_plain(data.builder.config)
     values = {"config": plain, "rows": data.split.rows, "num_steps": num_steps}
     return {"values": {**values, "features": skip.columns(data.store.schema)}}
 
 
 def _prepare(run: RunInput) -> Mapping[str, Any]:
     """Prepares the data that the runs of the study share, or checks that it is complete."""
-    from jaxrank.workdir import data
+    from jaxrank import opening
 
-    c = run.config
-    store = data.locate(c.data, c.features, c.source, run.settings["workdir"]).prepare(print)
+    store = opening.locate(run.config, run.settings["workdir"]).prepare(print)
     return {"values": {"store": str(store.path)}}
 
 

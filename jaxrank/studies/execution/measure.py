@@ -43,18 +43,9 @@ def input_rate(run: Any) -> Mapping[str, Any]:
 
 def prepare_store(run: Any) -> Mapping[str, Any]:
     """Prepares a store of its own. Settings: `block_size` in examples."""
-    from jaxrank import config_files
-    from jaxrank.data.prepare.passes import prepare
+    from jaxrank.opening import prepare
 
-    c = run.config
-    store = prepare(
-        config_files.to_plain(c.features),
-        config_files.to_plain(c.source),
-        run.directory / "store",
-        compression=c.data.compression,
-        report=print,
-        **run.settings,
-    )
+    store = prepare(run.config, run.directory / "store", report=print, **run.settings)
     splits = store.splits.values()
     values = {
         "store": str(store.path),

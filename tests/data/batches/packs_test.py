@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from preparations import files, run
 from variants import changed
 
-from jaxrank import build
+from jaxrank.build import Builder
 from jaxrank.data.batches.packs import PackedSplit, assign_packs, pack_requests, report_packs
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.store.reader import open_store
@@ -151,22 +151,23 @@ def test_batches_depend_on_seed_and_step_alone(split, tmp_path):
 
 
 def test_without_a_loss_of_requests_training_has_no_packs(split):
-    config = tiny.config()
-    assert build.pack_split(config, split) is split
-    schema = open_store(split.path.parent).schema
+    config, schema = tiny.config(), open_store(split.path.parent).schema
+    builder = Builder(config, schema)
+    assert builder.pack(split) is split
     lay = layout(schema, {t.name: 4 for t in schema.tables})
     loader = TrainBatches(split, lay, **SETTINGS)
     assert next(loader).requests == ()
     changed(config, {"task_losses.click": "pairwise"})
-    assert build.pack_split(config, split).pack == 128 // 8
+    assert builder.pack(split).pack == 128 // 8
 
 
 def test_an_uneven_batch_size_makes_no_tiny_packs(split):
     config = changed(tiny.config(), {"task_losses.click": "pairwise", "batch_size": 4168})
+    builder = Builder(config, open_store(split.path.parent).schema)
     with pytest.raises(InputError, match=r"=4168, data.shards=8, packs of 1. Set batch_size=4096"):
-        build.check_requests(config, build.pack_split(config, split))
+        builder.check_requests(builder.pack(split))
     config.batch_size = 4096
-    build.check_requests(config, build.pack_split(config, split))
+    builder.check_requests(builder.pack(split))
 
 
 def _real(packed, index):
