@@ -554,25 +554,15 @@ class Builder:
 
     # Variants of the config
 
-    def resized(self, batch_size: int) -> "Builder":
-        """Returns the builder of a run with another batch size.
+    def resized(self, batch_size: int, schema: Schema | None = None) -> "Builder":
+        """Returns the builder of a run with another batch size. It is not checked.
 
-        Raises:
-            InputError: it is invalid, see `config.check`.
+        Args:
+            schema: with tables of other sizes. None: the same schema.
         """
         config = self.config.copy_and_resolve_references()
         config.batch_size = batch_size
-        configs.check(config)
-        return dataclasses.replace(self, config=config)
-
-    def in_small(self, batch_size: int, schema: Schema) -> "Builder":
-        """Returns the builder of programs for another batch size and smaller tables.
-
-        Fields that say how data is divided do not have to suit the batch size.
-        """
-        config = self.config.copy_and_resolve_references()
-        config.batch_size = batch_size
-        return Builder(config, schema)
+        return Builder(config, schema or self.schema)
 
     def without_evaluation(self) -> "Builder":
         """Returns the builder of a run that evaluates nothing."""

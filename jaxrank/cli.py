@@ -170,7 +170,6 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.aot.topology import topology
     from jaxrank.placement import report as plan_report
-    from jaxrank.placement.cost import Machine
     from jaxrank.placement.plan import plan
     from jaxrank.report import parse_bytes
 
@@ -185,15 +184,11 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         raise InputError(f"--devices: must be at least 1: found {args.devices}.")
     named = topology(args.topology) if args.topology else None
     memory = parse_bytes(args.memory) if args.memory else 0
-    machine = Machine(
-        name=args.topology,
-        devices=named.devices if named else args.devices,
-        replicas=1,
-        memory=memory or (named.usable_bytes if named else 0),
-    )
     planned = plan(
         args.config,
-        machine,
+        devices=named.devices if named else args.devices,
+        memory=memory or (named.usable_bytes if named else 0),
+        topology=args.topology,
         replicas=args.replicas,
         batches=args.batches,
         workdir=args.workdir,

@@ -36,7 +36,7 @@ class Generated(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OpenedData:
     """The data that a config trains on, and the builder of the parts that fit it.
 
     builder: of the config with a value in every field.
@@ -96,7 +96,7 @@ def open_data(
     inherits: bool = True,
     check: Callable[[Builder], None] = lambda builder: None,
     generate: Callable[[RunData], Generated] | None = None,
-) -> Opened:
+) -> OpenedData:
     """Opens the data that a config trains on, and chooses the open fields of the config by it.
 
     Args:
@@ -121,14 +121,14 @@ def open_data(
         schema, rows = generated.schema, int(generated.part_rows.sum())
         checked(schema)
         chosen = defaults.choose_unread(config, rows, schema, report)
-        return Opened(Builder(chosen, schema), None, None, None, generated)
-    split, valid = located.splits(store)
+        return OpenedData(Builder(chosen, schema), None, None, None, generated)
+    split, valid = located.open_splits(store)
     if generate is None:
         data = defaults.measure_data(split, store.schema, config.data.order)
         chosen = defaults.choose(config, data, report)
     else:
         chosen = defaults.choose_unread(config, split.rows, store.schema, report)
-    return Opened(Builder(chosen, store.schema), store, split, valid)
+    return OpenedData(Builder(chosen, store.schema), store, split, valid)
 
 
 def _check_names(config: ConfigDict, check: Callable[[Builder], None], schema: Schema) -> None:

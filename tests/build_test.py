@@ -4,7 +4,8 @@ import pytest
 import tiny
 from ml_collections import ConfigDict
 
-from jaxrank import outputs
+from jaxrank import models, optim, outputs
+from jaxrank import step as steps
 from jaxrank.build import Builder
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.spec.features import FeatureSpec
@@ -80,6 +81,22 @@ def test_names_that_are_there_pass():
     bad(config, "optim.dense.lr_multipliers['tower/*'] = 0.5")
     bad(config, "embedding.dims['c?'] = 4")
     Builder(config, make_schema(config)).check_names()
+
+
+def test_a_check_of_names_builds_no_optimizer_and_traces_a_model_for_its_parameters_alone(
+    monkeypatch,
+):
+    built = []
+    monkeypatch.setattr(models, "from_flax", lambda _, f=models.from_flax: built.append(1) or f(_))
+    for part in ("dense_optimizer", "schedule"):
+        monkeypatch.setattr(optim, part, None)
+    monkeypatch.setattr(steps, "StepSpec", None)
+    config = tiny.config()
+    Builder(config, make_schema(config)).check_names()
+    assert not built
+    bad(config, "optim.dense.lr_multipliers['tower/*'] = 0.5")
+    Builder(config, make_schema(config)).check_names()
+    assert len(built) == 1
 
 
 def test_a_check_of_the_schema_comes_before_any_record_is_read(tmp_path):

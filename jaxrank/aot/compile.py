@@ -111,6 +111,7 @@ def compile_slices(
         resized = builder
         if scaling == "weak":
             resized = builder.resized(grown(builder.batch_size, smallest, machine.topology))
+            configs.check(resized.config)
         lists = resized.plan_list_room(data.split, data.traffic.list_lengths, report)
         workload = resized.workload(lists)
         planner = PlacementPlanner(workload, data)

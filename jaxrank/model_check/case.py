@@ -120,10 +120,9 @@ def make(config: ConfigDict, workdir: str) -> Case:
     """
     configs.check(config)
     check_means()
-    opened = plan.open_data(
-        config, workdir, lambda _: None
-    )  # of any size: choices are not reported
-    builder = opened.builder.in_small(BATCH, _small(opened.builder.schema))
+    # Choices are not reported, because the case has another size.
+    opened = plan.open_data(config, workdir, lambda _: None)
+    builder = opened.builder.resized(BATCH, _small(opened.builder.schema))
     return Case(builder, builder.layout(), builder.model())
 
 

@@ -52,8 +52,10 @@ class PlanReport(NamedTuple):
 
 def plan(
     config: ConfigDict,
-    machine: Machine,
     *,
+    devices: int,
+    memory: int,
+    topology: str = "",
     replicas: int | None = None,
     batches: int | None = None,
     workdir: str,
@@ -62,8 +64,10 @@ def plan(
     """Plans the tables of a config and replays batches of its training data.
 
     Args:
-        machine: whose devices the config may use in part. Its `replicas` are set by the config.
-        replicas: takes the place of `mesh.replicas`.
+        devices: number of devices of the machine, of which `mesh.devices` may use fewer.
+        memory: bytes per device.
+        topology: name of the machine. May be empty.
+        replicas: in place of `mesh.replicas`.
         batches: number of replayed batches. None: the default number.
         workdir: of a run, whose store is read if it exists. May be empty.
         report: gets lines to print.
@@ -75,10 +79,8 @@ def plan(
         raise InputError(f"--batches: must be at least 1: found {batches}.")
     configs.check(config)
     mesh = configs.mesh(config)
-    machine = machine._replace(
-        devices=meshes.used(mesh.devices, machine.devices),
-        replicas=mesh.replicas if replicas is None else replicas,
-    )
+    replicas = mesh.replicas if replicas is None else replicas
+    machine = Machine(topology, meshes.used(mesh.devices, devices), replicas, memory)
     builder, data = load_inputs(config, workdir, report)
     lists = builder.plan_list_room(data.split, data.traffic.list_lengths, report)
     workload = builder.workload(lists)
@@ -133,7 +135,7 @@ def load_inputs(config: ConfigDict, workdir: str, report: Report) -> tuple[Build
     return opened.builder, PlanInputs(schema, reads, traffic.measure(reads), split)
 
 
-def open_data(config: ConfigDict, workdir: str, report: Report) -> opening.Opened:
+def open_data(config: ConfigDict, workdir: str, report: Report) -> opening.OpenedData:
     """Opens the data of a config, or generates it without a store. See `load_inputs`."""
     config = opening.inherit(config, workdir)
     return opening.open_data(config, workdir, report, generate=_generate)

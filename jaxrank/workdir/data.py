@@ -92,7 +92,7 @@ class RunData:
                 check(store.schema)
         return store
 
-    def splits(self, store: Store) -> tuple[Split, Split | None]:
+    def open_splits(self, store: Store) -> tuple[Split, Split | None]:
         """Opens the training split, and the validation split. None: the run has none of its own.
 
         Raises:

@@ -13,14 +13,13 @@ from runs import saved, store_config
 from jaxrank import cli, report
 from jaxrank import run as job
 from jaxrank.aot import topology
-from jaxrank.config_files import load
+from jaxrank.config_files import load, overridden
 from jaxrank.embedding import make_row_optimizer
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Categorical, Schema, Table, Task
 from jaxrank.layout import ReplicatedRows, layout
 from jaxrank.placement import budget
 from jaxrank.placement import plan as plans
-from jaxrank.placement.cost import Machine
 from jaxrank.program import BatchShape
 
 CONFIGS = ROOT / "configs"
@@ -100,6 +99,20 @@ def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys,
     assert lines[-1:] == [f"Reading a sample of {store / 'train'}"]
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_what_training_rejects_is_rejected_before_a_sample_is_read(store, is_stored):
+    c = tiny.config()
+    c.data.store = str(store) if is_stored else ""
+    lines = []
+    for wrong, message in (
+        ({"task_weights": (1.0,)}, "task_weights: must have one number per task"),
+        ({"embedding.dims.nosuch": 4}, "embedding.dims: 'nosuch' must match a table"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plans.load_inputs(overridden(c, wrong), "", lines.append)
+    assert lines == []
+
+
 def test_a_vocabulary_is_planned_from_its_store(capsys, tmp_path):
     """Rows 0 and 1 are for missing and unknown values, and are hardly ever read."""
     encoding = (
@@ -118,8 +131,8 @@ def test_a_vocabulary_is_planned_from_its_store(capsys, tmp_path):
 def test_counted_bytes_are_those_of_the_state_that_a_run_makes(tmp_path):
     config = tiny.config()
     built = job.build(config, tmp_path, report=lambda _: None)
-    machine = Machine("", 1, 1, 2**30)
-    planned = plans.plan(config, machine, batches=1, workdir=str(tmp_path), report=lambda _: None)
+    machine = dict(devices=1, memory=2**30)
+    planned = plans.plan(config, **machine, batches=1, workdir=str(tmp_path), report=lambda _: None)
     state = built.program.state_shape
 
     def size(tree):
@@ -400,14 +413,14 @@ def test_a_program_may_use_of_a_gpu_what_jax_takes_there(monkeypatch):
     assert topology.topology("v5p-8").usable_bytes == 95 * 2**30
     machines = []
 
-    def stop(config, machine, **_):
-        machines.append(machine)
+    def stop(config, *, topology, memory, **_):
+        machines.append((topology, memory))
         raise InputError("stop")
 
     monkeypatch.setattr(plans, "plan", stop)
     with pytest.raises(InputError, match="stop"):
         cli.run(["plan", f"--config={TINY}", "--topology=h200-16"])
-    assert machines == [Machine("h200-16", 16, 1, int(0.9 * 139 * 2**30))]
+    assert machines == [("h200-16", int(0.9 * 139 * 2**30))]
     for wrong in ("", "much", "0", "1.5", "nan"):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(InputError, match=f"{name}: must be a number above 0.*{wrong!r}"):
@@ -426,8 +439,8 @@ def power_law(exponent, devices, batches, placement="auto"):
     config = load(CONFIGS / "powerlaw.py")
     config.source.exponent = exponent
     config.embedding.placement = placement
-    machine = Machine("", devices, 1, 16 * 2**30)
-    return plans.plan(config, machine, batches=batches, workdir="", report=lambda _: None)
+    machine = dict(devices=devices, memory=16 * 2**30)
+    return plans.plan(config, **machine, batches=batches, workdir="", report=lambda _: None)
 
 
 @pytest.mark.parametrize(("exponent", "devices"), [(1.05, 32), (1.5, 128)])
