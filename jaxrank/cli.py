@@ -772,10 +772,7 @@ def run(argv: Sequence[str]) -> None:
             text = " ".join(str(error).split())[:600]
             raise InputError(f"{line}: {type(error).__name__}: {text}") from error
         if args.json and result and is_reporting():
-            shown = json_files.plain(result, non_finite="null")
-            if args.verb in ("train", "evaluate", "compare"):
-                shown = _named(shown)
-            _print(json_files.to_text(shown, non_finite="null"), sys.stdout)
+            _print(json_text(args.verb, result), sys.stdout)
         if result.get("error"):
             raise FailedCheckError(result["error"])
         if several:
@@ -797,6 +794,14 @@ def _make_absolute(args: argparse.Namespace) -> None:
 _METRICS = ("metrics", "best_possible", "constant", "intervals")
 
 
+def json_text(verb: str, result: Mapping[str, Any]) -> str:
+    """Returns the result of a verb as --json prints it. `records.verbs` declares its keys."""
+    shown = json_files.plain(result, non_finite="null")
+    if verb in ("train", "evaluate", "compare"):
+        shown = _named(shown)
+    return json_files.to_text(shown, non_finite="null")
+
+
 def _named(value: Any) -> Any:
     """Returns a plain result in which each metric has its full name, such as "click/auc"."""
     if isinstance(value, list):
@@ -809,7 +814,7 @@ def _named(value: Any) -> Any:
             tree[key] = {
                 f"{t}/{name}": v for t, task in tree[key].items() for name, v in task.items()
             }
-    if isinstance(tree.get("gauc"), dict):  # of slices
+    if {"gauc", "gauc_excluded"} <= tree.keys():  # slices; not differences of a metric gauc
         tree["metrics"] = {f"{task}/gauc": v for task, v in tree.pop("gauc").items()}
     return tree
 

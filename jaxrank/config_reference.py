@@ -1,9 +1,10 @@
 """Generates the reference of all config fields from their declarations.
 
-python -m jaxrank.config_reference > docs/config.md
+`jaxrank train --help-config` prints it, and `python -m tools.reference` writes docs/config*.md.
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,11 +17,19 @@ from jaxrank.models.fields import SECTIONS
 from jaxrank.models.registry import MODEL
 from jaxrank.validate import field_default, field_rules
 
-_INTRODUCTION = """# Config reference
-
-Written by `python -m jaxrank.config_reference > docs/config.md` from the declarations of fields.
-`jaxrank train --help-config` prints the same. A field without a default must be given.
+_INTRODUCTION = """
+Written by `python -m tools.reference` from the declarations of fields. `jaxrank train
+--help-config` prints the same. A field without a default must be given.
 """
+# By the first part of a section's path: the title of its page, and the page.
+_FIRST = "Config reference", "config.md"
+_PAGES = {
+    "source": ("Config of sources", "config_source.md"),
+    "features": ("Config of features", "config_features.md"),
+    "model": ("Config of models", "config_model.md"),
+    "task_losses": ("Config of losses and optimizers", "config_optim.md"),
+    "optim": ("Config of losses and optimizers", "config_optim.md"),
+}
 
 
 class Section(NamedTuple):
@@ -105,24 +114,38 @@ def _is_section(value: Any, name: str) -> bool:
     return dataclasses.is_dataclass(value) or name == "model"
 
 
-def markdown() -> str:
-    """Returns the page docs/config.md, for the models and losses of this package."""
+def pages() -> dict[str, str]:
+    """Returns the pages docs/config*.md by name, for the models and losses of this package."""
     users = extensions.origins()
     models = [name for name in SECTIONS if (MODEL, name) not in users]
     losses = [name for name in task_losses.names() if (task_losses.LOSS, name) not in users]
-    lines = [_INTRODUCTION]
+    parts: dict[tuple[str, str], list[Section]] = {}
     for section in sections(models, losses):
-        summary = (section.declaration.__doc__ or "").strip().partition("\n")[0]
-        lines += [f"## {section.title}", "", *([summary, ""] if summary else [])]
-        lines += [
-            "| field | default | unit | allowed | meaning |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for name, shown, unit, allowed, help in rows(section):
-            cells = (f"`{name}`", f"`{shown}`" if shown else "", unit, allowed, help)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+        first = re.split(r"[.\[]", section.path)[0]
+        parts.setdefault(_PAGES.get(first, _FIRST), []).append(section)
+    result = {}
+    for (title, name), held in parts.items():
+        lines = [f"# {title}", _INTRODUCTION]
+        if name == _FIRST[1]:
+            lines += ["| sections | page |", "| --- | --- |"]
+            for (_, page), inside in parts.items():
+                names = ", ".join(f"`{s.title}`" for s in inside)
+                lines.append(f"| {names} | [{page}]({page}) |")
+            lines.append("")
+        for section in held:
+            lines += _section_lines(section)
+        result[name] = "\n".join(lines).rstrip() + "\n"
+    return result
+
+
+def _section_lines(section: Section) -> list[str]:
+    summary = (section.declaration.__doc__ or "").strip().partition("\n")[0]
+    lines = [f"## {section.title}", "", *([summary, ""] if summary else [])]
+    lines += ["| field | default | unit | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
+    for name, shown, unit, allowed, help in rows(section):
+        cells = (f"`{name}`", f"`{shown}`" if shown else "", unit, allowed, help)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*lines, ""]
 
 
 def text() -> str:
@@ -136,7 +159,3 @@ def text() -> str:
             lines.append(f"  --config.{path}={shown}" + (f"  ({stated})" if stated else ""))
             lines.append(f"      {help}")
     return "\n".join(lines).lstrip("\n") + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

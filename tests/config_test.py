@@ -626,9 +626,11 @@ def test_a_config_of_a_version_without_names_of_models_is_that_of_the_ranker():
 
 
 def test_the_reference_in_the_docs_is_that_of_the_declarations():
-    """After a change: python -m jaxrank.config_reference > docs/config.md"""
-    text = config_reference.markdown()
-    assert (ROOT / "docs" / "config.md").read_text() == text
+    """After a change: python -m tools.reference"""
+    pages = config_reference.pages()
+    for name, page in pages.items():
+        assert (ROOT / "docs" / name).read_text() == page, name
+    text = "".join(pages.values())
     for name in ("ranker", "deepfm", "qnn", "listwise_softmax", "pairwise"):
         assert f'name "{name}"\n' in text
 

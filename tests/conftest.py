@@ -1,7 +1,9 @@
 """Settings for the whole suite: eight CPU devices, and rank promotion is an error."""
 
 import collections
+import functools
 import gc
+import json
 import os
 import signal
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 import quick_compile
 import tiny
 from checkout import ROOT
+from declarations import check_verb
 from sharing import share_programs
 from variants import Variants
 
+from jaxrank import cli
 from jaxrank.data.prepare.passes import prepare
 
 # If a shell starts the suite in the background, the suite and its child processes ignore Ctrl-C.
@@ -50,6 +54,22 @@ assert jax.device_count() == 8
 gc.freeze()
 gc.set_threshold(200_000, 50, 1000)
 os.environ["XLA_FLAGS"] = XLA_FLAGS
+
+
+def _checked(verb, function):
+    """Returns a verb whose results must be as `jaxrank.records` declares them."""
+
+    @functools.wraps(function)
+    def run(args, report):
+        if result := function(args, report):
+            check_verb(verb, json.loads(cli.json_text(verb, result)))
+        return result
+
+    return run
+
+
+# Every test that runs a verb in this process compares what --json prints with its declaration.
+cli._RUN.update({verb: _checked(verb, run) for verb, run in cli._RUN.items()})
 
 
 @pytest.fixture(scope="session")

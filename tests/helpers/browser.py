@@ -60,6 +60,7 @@ class Tab:
     async def open(self, url):
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
+        self.events.clear()
         await self.call("Page.navigate", url=url)
         while not any(e["method"] == "Page.loadEventFired" for e in self.events):
             self.events.append(await self._socket.receive_json(timeout=_SECONDS))

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import tiny
+from declarations import check_line
 from examples import stack_rows
 
 from jaxrank.checkpoints.reader import dotted
@@ -101,8 +102,13 @@ def final_state(store, workdir, **changes):
 
 
 def records(workdir, kind="train"):
-    """Returns the lines of metrics.jsonl of one kind in order, or all lines for None."""
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    """Returns the lines of metrics.jsonl of one kind in order, or all lines for None.
+
+    All lines must be as they are declared.
+    """
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        check_line(line)
     return [r for r in lines if kind in (None, r["kind"])]
 
 

@@ -18,7 +18,7 @@ MAX_MODULES = 12  # of a folder, the top level excepted
 
 # Modules and packages of the top level, lowest floor first: imports go only downwards.
 FLOORS = (
-    "errors atomic renames signals features losses shipped",
+    "errors atomic renames signals features losses shipped records",
     "json_files validate base_rates outputs layout mesh report plots run_schedule native"
     " request_losses",
     "extensions",

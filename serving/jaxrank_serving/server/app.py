@@ -71,12 +71,10 @@ class App:
 
     def _add_metrics(self) -> None:
         add, repository = self.metrics.add, self.repository
-        add("jaxrank_active_requests", "Requests in work.", lambda: self._active, counter=False)
-        waiting = "Requests in the queue of the thread that scores."
-        add("jaxrank_queue_requests", waiting, lambda: self._batcher.waiting, counter=False)
-        add("jaxrank_loads", "Loaded versions.", lambda: repository.loads, counter=True)
-        failed = "Versions that could not be loaded."
-        add("jaxrank_load_failures", failed, lambda: repository.failures, counter=True)
+        add("jaxrank_active_requests", lambda: self._active)
+        add("jaxrank_queue_requests", lambda: self._batcher.waiting)
+        add("jaxrank_loads", lambda: repository.loads)
+        add("jaxrank_load_failures", lambda: repository.failures)
         self.metrics.add_model(lambda: repository.model)
 
     def start(self) -> None:

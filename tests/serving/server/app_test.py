@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from asgi import call, get, post
 from bundles import CANDIDATE, CONTEXT, candidates
+from jaxrank_serving.server import protocol
+from jaxrank_serving.server.metrics import FAMILIES
+from prometheus_client.parser import text_string_to_metric_families
 
 REQUEST = {"context": CONTEXT, "candidates": candidates(5)}
 
@@ -261,3 +264,30 @@ def test_metrics_have_latency_scores_and_values_of_features(make_app):
     assert share("item", "missing") == share("code", "missing") == 1
     assert share("user", "unknown") == 1
     assert share("age", "missing") == 0
+
+
+@pytest.mark.parametrize("route", protocol.ROUTES, ids=lambda route: route.path)
+def test_the_declared_routes_are_answered_by_their_method_only(app, route):
+    path = route.path.replace("NAME", "ads").replace("VERSION", app.repository.model.version)
+    other = {"GET": "POST", "POST": "PUT"}[route.method]
+    answer = asyncio.run(call(app, other, path))
+    assert answer.status == 405
+    assert route.method in answer.headers["allow"].split(", ")
+    if not route.request:
+        assert asyncio.run(call(app, route.method, path)).status == 200
+
+
+def test_the_declared_metrics_are_those_of_the_server(app):
+    """`call` compares the keys of answers in JSON."""
+    post(app, "/v1/score", REQUEST)
+    text = get(app, "/metrics").body.decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    created = {name for name in families if name.endswith("_created")}
+    assert families.keys() - created == {family.name for family in FAMILIES}
+    for family in FAMILIES:
+        shown = families[family.name]
+        assert (shown.type, shown.documentation) == (family.kind, family.text)
+        # This bundle has no statistics of its validation data.
+        assert shown.samples or family.name.startswith("jaxrank_data_"), family.name
+        for sample in shown.samples:
+            assert sample.labels.keys() - {"le"} == set(family.labels)
