@@ -5,9 +5,12 @@ why, see `pages`. Flags that make commands quick are added here.
 """
 
 import json
+import re
+import sys
 
 import pages
 import pytest
+import runs
 from checkout import ROOT
 from ml_collections import ConfigDict
 from registries import restored
@@ -20,7 +23,15 @@ pytest.importorskip("sklearn", reason="needs the extra test")
 
 TUTORIAL = ("tutorial.md", "metrics.md", "tuning.md", "performance.md")
 OF_TUTORIAL = ("position",)  # pages of the cookbook
-COOKBOOK = ("several_tasks", "warm_start", "own_model", "serving", "several_hosts", "daily")
+COOKBOOK = (
+    "several_tasks",
+    "warm_start",
+    "own_model",
+    "serving",
+    "several_hosts",
+    "daily",
+    "study",
+)
 ONE = "--config.mesh.devices=1"
 SHORT = [ONE, "--no-report", "--config.num_epochs=0.0", "--config.num_steps=24"]
 FEW = ["--config.source.rows.train=2000", "--config.source.rows.valid=1500"]
@@ -37,26 +48,29 @@ def folder(tmp_path, monkeypatch, _programs):
 
 
 def test_the_tutorial_and_the_pages_that_build_on_it_run(folder, capsys):
-    flags = {"train": SHORT, "bench": [ONE]}
-    results = []
-    for name in (*TUTORIAL, *(f"cookbook/{name}.md" for name in OF_TUTORIAL)):
-        page = pages.DOCS / name
-        results += pages.run_page(page, folder, flags)
-        if name == "tutorial.md":
-            assert results[0][1]["metrics"]["click/normalized_entropy"] < 0.99
+    tutorial, *more = (*TUTORIAL, *(f"cookbook/{name}.md" for name in OF_TUTORIAL))
+    whole = {"train": [ONE, "--no-report"], "bench": [ONE]}
+    results = pages.run_page(pages.DOCS / tutorial, folder, whole, compare=True)
+    (answer,) = [result for verb, result in results if verb == "curl"]
+    printed = re.search(r"```text\n\[(\S+) +(\S+)\]", (pages.DOCS / tutorial).read_text())
+    scores = pytest.approx([float(score) for score in printed.groups()], abs=pages.TOLERANCE[0])
+    assert answer["scores"]["click"] == scores
+    flags = whole | {"train": SHORT}
+    for name in more:
+        results += pages.run_page(pages.DOCS / name, folder, flags)
     assert "ECE 0.0" in capsys.readouterr().out
     assert {verb for verb, _ in results} == {
-        *("bench", "compare", "evaluate", "export", "predict", "train")
+        *("bench", "compare", "curl", "evaluate", "export", "predict", "train")
     }
-    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
-    keys = {key for line in lines for key in line if "/" not in key}
-    documented = (pages.DOCS / "records.md").read_text()
-    assert [key for key in keys if f"`{key}`" not in documented] == []
+    assert runs.records(folder / "run", None)
     exec(pages.marked("python.md", "run by docs_commands_test.py: python"), {})
 
 
 @pytest.mark.slow
-def test_the_cookbook_runs(folder):
+def test_the_cookbook_runs(folder, monkeypatch):
+    (folder / "launch").symlink_to(ROOT / "launch")
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'serving'}")
     flags = {"train": SHORT}
     results = []
     for name in COOKBOOK:
@@ -92,7 +106,10 @@ def test_a_config_of_a_page_is_valid(block, tmp_path):
     assert FeatureSpec.from_state(config_files.to_plain(loaded.features)).tasks
 
 
-@pytest.mark.parametrize("name", ["derived.md", "sequences.md", "models.md", "placement.md"])
+FRAGMENTS = ("derived.md", "sequences.md", "models.md", "placement.md", "cookbook/vectors.md")
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
 def test_a_fragment_of_a_config_is_valid(name):
     c = config.default()
     c.features.tasks = [dict(name="click", label="click")]
@@ -114,3 +131,15 @@ def test_the_notebook_runs(folder, monkeypatch):
         exec(cell, names)
     assert names["result"].metrics["click"]["normalized_entropy"] < 1.0
     assert len(names["base"]) == 5
+
+
+def test_a_printed_line_is_compared_but_for_rounding():
+    printed = "  model     0.34000   0.69502\nclick: -0.00693 to 5,000"
+    assert pages.not_printed("model 0.34001 0.69500\nclick: -0.0069 to 5,000", printed) == []
+    for line in (
+        "model 0.35000 0.69502",
+        "models 0.34000 0.69502",
+        "model 0.34",
+        "click: 0.1 to 1",
+    ):
+        assert pages.not_printed(line, printed) == [line]

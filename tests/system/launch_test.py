@@ -57,7 +57,7 @@ def test_help_lists_every_option(script, cloud):
     assert cloud.calls() == []
 
 
-DOCS = ["docs/clusters.md", "docs/tpu.md", "docs/gpu.md"]
+DOCS = ["docs/clusters.md", "docs/tpu.md", "docs/gpu.md", "docs/cookbook/several_hosts.md"]
 
 
 def commands_of_docs():
