@@ -102,16 +102,18 @@ def final_state(store, workdir, **changes):
 
 
 def records(workdir, kind="train"):
-    """Returns the lines of metrics.jsonl of one kind in order, or all lines for None.
-
-    All lines must be as they are declared.
-    """
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
+    """Returns `lines` of a run, all of which must be as they are declared."""
+    for line in lines(workdir, None):
         check_line(line)
-    return [r for r in lines if kind in (None, r["kind"])]
+    return lines(workdir, kind)
 
 
-def without_speed(lines):
+def lines(workdir, kind="train"):
+    """Returns the lines of metrics.jsonl of one kind in order, or all lines for None."""
+    every = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in every if kind in (None, line["kind"])]
+
+
+def without_speed(every):
     speed = ("seconds", "examples_per_second")
-    return [{k: v for k, v in r.items() if k not in speed} for r in lines]
+    return [{k: v for k, v in r.items() if k not in speed} for r in every]

@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 import pytest
-from runs import records
+from runs import lines as records
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from jaxrank.errors import InputError
