@@ -26,8 +26,9 @@ from benchmarks.harness.arguments import positive
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import tf_example, tfrecord
 from jaxrank.data.sources.registry import make_source
+from jaxrank.data.sources.tfrecord import source as tfrecord
+from jaxrank.data.sources.tfrecord import tf_example
 from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store
 from jaxrank.layout import layout

@@ -22,8 +22,8 @@ from mutations import mutated, page_bytes, parquet_file, read, tfrecord_file
 from tfrecords import example, feature, framed
 
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import example_columns
-from jaxrank.data.sources.tf_example import ColumnType
+from jaxrank.data.sources.tfrecord import example_columns
+from jaxrank.data.sources.tfrecord.tf_example import ColumnType
 from jaxrank.errors import InputError
 
 # Valid files.

@@ -15,8 +15,8 @@ from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.text import TextSource
-from jaxrank.data.sources.tf_example import COLUMN_TYPES
-from jaxrank.data.sources.tfrecord import TFRecordSource
+from jaxrank.data.sources.tfrecord.source import TFRecordSource
+from jaxrank.data.sources.tfrecord.tf_example import COLUMN_TYPES
 from jaxrank.data.synthetic.arguments import Arguments
 from jaxrank.errors import InputError
 from jaxrank.validate import check_choice, field, parse, require

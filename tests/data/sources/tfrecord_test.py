@@ -16,8 +16,9 @@ from tfrecords import example, feature, field, framed, masked_crc, varint, write
 
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import example_columns, tfrecord
 from jaxrank.data.sources.registry import make_source
+from jaxrank.data.sources.tfrecord import example_columns
+from jaxrank.data.sources.tfrecord import source as tfrecord
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 

@@ -18,10 +18,10 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import tf_example
-from jaxrank.data.sources.example_columns import Bad, decode_columns
 from jaxrank.data.sources.text import empty_file
-from jaxrank.data.sources.tf_example import ColumnType
+from jaxrank.data.sources.tfrecord import tf_example
+from jaxrank.data.sources.tfrecord.example_columns import Bad, decode_columns
+from jaxrank.data.sources.tfrecord.tf_example import ColumnType
 from jaxrank.errors import InputError
 
 _RECORDS_PER_CHUNK = 8192

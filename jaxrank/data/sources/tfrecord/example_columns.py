@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.ragged import list_starts
-from jaxrank.data.sources import tf_example
-from jaxrank.data.sources.protobuf_wire import (
+from jaxrank.data.sources.tfrecord import tf_example
+from jaxrank.data.sources.tfrecord.protobuf_wire import (
     FIRST,
     SECOND,
     Names,
@@ -23,7 +23,7 @@ from jaxrank.data.sources.protobuf_wire import (
     gather,
     varints,
 )
-from jaxrank.data.sources.tf_example import TAGS, ColumnType, DecodeError
+from jaxrank.data.sources.tfrecord.tf_example import TAGS, ColumnType, DecodeError
 
 # number of records that protobuf reads in less time than NumPy takes for one of their features
 _FEW = 16
