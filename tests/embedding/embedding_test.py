@@ -14,7 +14,6 @@ from sharded import (
     lookup,
     new_tables,
     rows_by_table,
-    set_chunk,
     squared_norm,
     update,
 )
@@ -97,19 +96,6 @@ def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, mo
         monkeypatch.setattr(init, "_AT_ONCE", at_once)
         embedding = make(dims, hot="whole")
         result.append(logical(embedding, initial_tables(embedding)))
-    for other in result[1:]:
-        jax.tree.map(np.testing.assert_array_equal, other, result[0])
-
-
-@pytest.mark.parametrize("hot", ["hot", "whole"])
-def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, monkeypatch):
-    """Lists have many ids, whose sums have other bits in another order."""
-    set_chunk(monkeypatch, 8)
-    result = []
-    for placement, devices in (("split", 1), (hot, 1), (hot, 2)):
-        embedding = make(devices=devices, hot=placement)
-        batch = examples.random_batch(embedding.layout, 128, capacity=96, mean=8.0)
-        result.append(lookup(embedding, new_tables(embedding), batch)[0])
     for other in result[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, result[0])
 
@@ -272,49 +258,12 @@ def test_pad_reads_zeros_and_changes_no_row():
     jax.tree.map(np.testing.assert_array_equal, after, tables)
 
 
-def test_first_values_depend_on_table_and_row_alone():
-    plain = make()
-    expected = rows_by_table(plain, initial_tables(plain))
-    embedding = make(devices=8, replicas=2, hot="hot")
-    result = rows_by_table(embedding, initial_tables(embedding))
-    jax.tree.map(np.testing.assert_array_equal, result, expected)
-    everything = np.concatenate([rows.reshape(-1) for rows in expected.values()])
+def test_first_values_are_all_different():
+    embedding = make()
+    rows = rows_by_table(embedding, initial_tables(embedding))
+    everything = np.concatenate([array.reshape(-1) for array in rows.values()])
     assert len(np.unique(everything)) == everything.size
     assert abs(everything.std() - 1) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("hot", "row_optimizer", "devices", "replicas", "room", "platform"),
-    [
-        ("dealt", "sgd", 8, 1, 0.05, "cpu"),
-        ("hot", "rowwise_adagrad", 8, 2, 0.05, "tpu"),
-        ("mixed", "sgd", 4, 2, 0.1, "gpu"),
-    ],
-)
-def test_update_is_the_same_on_any_mesh_and_under_any_placement(
-    hot, row_optimizer, devices, replicas, room, platform, monkeypatch
-):
-    """Compares with one device and all rows split, which other tests compare with plain loops.
-
-    `devices_test` has more placements on CPU.
-    """
-    set_chunk(monkeypatch, 32)
-    plain = make(row_optimizer=row_optimizer)
-    batch = examples.random_batch(plain.layout, 32)
-    grads = random_grads(plain, batch)
-    expected = rows_by_table(plain, update(plain, new_tables(plain), batch, grads))
-    embedding = make(
-        devices=devices,
-        replicas=replicas,
-        row_optimizer=row_optimizer,
-        hot=hot,
-        room=room,
-        platform=platform,
-    )
-    alone = examples.random_batch(embedding.layout, 32)
-    after = update(embedding, new_tables(embedding), alone, grads)
-    for table, rows in rows_by_table(embedding, after).items():
-        np.testing.assert_allclose(rows, expected[table], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "platform"), [("adagrad", "cpu"), ("sgd", "tpu")])

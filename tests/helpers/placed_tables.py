@@ -21,7 +21,7 @@ SCHEMA = Schema(
 )
 DIMS = {"ta": 4, "tb": 4, "tc": 8}
 PLACEMENTS = {
-    "rows": {},
+    "split": {},
     "replicated": {
         "dim4": ReplicatedRows(replicated_tables=("ta", "tb")),
         "dim8": ReplicatedRows(replicated_tables=("tc",)),

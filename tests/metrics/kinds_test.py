@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
 
 from jaxrank import losses
@@ -231,19 +230,6 @@ def test_counts_above_the_limit_are_predicted_and_judged_as_they_are_trained():
     (expected,) = metrics.from_sums(sums, ["count"])
     for name in ("deviance", "calibration"):
         assert result[name] == pytest.approx(expected[name], rel=1e-5)
-
-
-@pytest.mark.parametrize("kinds", [("binary", "binary"), KINDS], ids=["binary", "all"])
-def test_sums_of_a_batch_split_over_devices_are_those_of_one_device(kinds):
-    arrays = case(4096, kinds)
-    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
-    split = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
-    single, eight = (jax.device_get(batch_sums(*a, kinds)) for a in (arrays, split))
-    for a, b in zip(*map(jax.tree.leaves, (single, eight)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
-    text = batch_sums.lower(*split, kinds).compile().as_text()
-    assert "all-reduce" in text
-    assert "all-gather" not in text
 
 
 def test_only_binary_tasks_have_a_histogram():

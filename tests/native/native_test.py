@@ -137,9 +137,9 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
 @pytest.mark.parametrize(
     ("row_optimizer", "placement", "devices", "replicas", "scope", "settings"),
     [
-        ("rowwise_adagrad", "rows", 1, 1, "read", {}),
+        ("rowwise_adagrad", "split", 1, 1, "read", {}),
         ("rowwise_adagrad", "mixed", 4, 2, "read", {"lr_multipliers": {"ta": 0.25, "tc": 4.0}}),
-        ("rowwise_adagrad", "rows", 1, 1, "read", {"l2": 0.01, "clip_norm": 0.01}),
+        ("rowwise_adagrad", "split", 1, 1, "read", {"l2": 0.01, "clip_norm": 0.01}),
         ("sgd", "mixed", 1, 1, "table", {"l2": 0.01}),
     ],
 )
@@ -210,7 +210,7 @@ def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
 
 @needs_compiler
 def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
-    lay = layout(SCHEMA, DIMS, hot_rows("rows", 1))
+    lay = layout(SCHEMA, DIMS, hot_rows("split", 1))
     embedding = Embedding(
         lay,
         meshes.make_mesh(devices=1),

@@ -1,8 +1,10 @@
-"""The number of devices does not change the model."""
+"""Neither the number of devices nor the placement of rows changes a result."""
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
+import embeddings
 import examples
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,8 @@ import own_model  # noqa: F401, registers "own"
 import pytest
 import tiny
 from placed_tables import BATCH, DIMS, SCHEMA, hot_rows
-from runs import nothing
-from sharded import rows_by_table
+from runs import nothing, records
+from sharded import initial_tables, lookup, new_tables, rows_by_table, set_chunk, update
 from variants import changed
 
 from jaxrank import mesh as meshes
@@ -23,7 +25,7 @@ from jaxrank.layout import layout
 from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.train import train
 
-# What a config changes, by name; each is compared with itself on one device.
+# What a config changes, by name.
 CHANGES = {
     "batch norm": {"model.norm": "batch", "model.dropout": 0.1},
     # Statistics and random numbers of their own.
@@ -40,36 +42,120 @@ CHANGES = {
     "own model": {},
 }
 KINDS = (Task("click", "count"), Task("conversion", "real"))
-# Row optimizer, placement, devices, replicas, changes. "mixed" has rows of all three places: split,
-# replicated, and in whole tables. Each placement and each set of changes is somewhere. Cases of one
-# optimizer share a run on one device; other tests compare all optimizers on several devices.
+
+
+class Place(NamedTuple):
+    """Devices, placement of rows, relative size of the exchange buffers, and vector layout."""
+
+    devices: int = 1
+    replicas: int = 1
+    placement: str = "split"
+    room: float = 1.0
+    platform: str = "cpu"
+
+
+class Steps(NamedTuple):
+    """Training steps from random batches, in floats of some bits."""
+
+    row_optimizer: str
+    changes: str
+    steps: int
+    bits: int = 64
+
+
+class Run(NamedTuple):
+    """A run of `variants`."""
+
+    name: str
+
+
+class Update(NamedTuple):
+    """An update of tables by random gradients."""
+
+    row_optimizer: str
+
+
+class Case(NamedTuple):
+    """A result, a place where it is computed, and the largest difference to that of one device."""
+
+    result: object
+    place: Place
+    tolerance: float = 0.0
+
+
+# Each placement and each set of changes is somewhere. "mixed" has rows of all three places: split,
+# replicated, and in whole tables. Cases of equal steps share a run on one device. Other tests
+# compare all optimizers on several devices. Native code, where there is any, computes in float32.
 CASES = [
-    ("sgd", "mixed", 4, 2, "own model"),
-    ("rowwise_adagrad", "mixed", 4, 1, "experts"),
-    ("lazy_adam", "mixed", 2, 1, "kinds of tasks"),
-    ("ftrl", "mixed", 8, 1, "average"),
-    ("sgd", "replicated", 8, 2, "own model"),
-    ("lazy_adam", "auto", 8, 4, "kinds of tasks"),
-]
-# A case, steps, bits of floats, and the largest relative difference.
-RUNS = [
-    (CASES[0], 8, 64, 1e-10),
+    Case(Steps("sgd", "own model", 8), Place(4, 2, "mixed", 0.05), 1e-10),
     *(
-        pytest.param(case, 8 if case[0] == "sgd" else 40, 64, 1e-10, marks=pytest.mark.slow)
-        for case in CASES[1:]
+        pytest.param(Case(Steps(*steps), Place(*place, 0.05), 1e-10), marks=pytest.mark.slow)
+        for steps, place in [
+            (("rowwise_adagrad", "experts", 40), (4, 1, "mixed")),
+            (("lazy_adam", "kinds of tasks", 40), (2, 1, "mixed")),
+            (("ftrl", "average", 40), (8, 1, "mixed")),
+            (("sgd", "own model", 8), (8, 2, "replicated")),
+            (("lazy_adam", "kinds of tasks", 40), (8, 4, "auto")),
+        ]
     ),
-    (("rowwise_adagrad", "rows", 4, 2, "batch norm"), 1, 32, 1e-5),
+    Case(Steps("rowwise_adagrad", "batch norm", 1, 32), Place(4, 2, "split", 0.05), 1e-5),
+    Case(Run("sequences"), Place(4, 2, "auto"), 1e-3),
+    Case(Run("requests"), Place(8, 1, "auto"), 1e-3),
+    Case("lookup", Place(1, 1, "hot")),
+    Case("lookup", Place(2, 1, "hot")),
+    Case("lookup", Place(1, 1, "whole")),
+    Case("lookup", Place(2, 1, "whole")),
+    Case("first rows", Place(8, 2, "hot")),
+    Case(Update("sgd"), Place(8, 1, "dealt", 0.05), 1e-6),
+    Case(Update("sgd"), Place(4, 2, "mixed", 0.1, "gpu"), 1e-6),
+    Case(Update("rowwise_adagrad"), Place(8, 2, "hot", 0.05, "tpu"), 1e-6),
 ]
 
 
-@functools.cache
-def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide):
-    """All that is trained, and the last losses; in float64 if `wide`."""
+class Results:
+    """Computes results, each once."""
+
+    def __init__(self, variants, folder):
+        self._variants, self._folder = variants, folder
+        self.compute = functools.cache(self._compute)
+
+    def _compute(self, result, place):
+        if isinstance(result, Steps):
+            with jax.enable_x64(result.bits == 64):
+                return trained(*result, place)
+        if isinstance(result, Run):
+            return self._run(result.name, place)
+        with pytest.MonkeyPatch.context() as patch:
+            if isinstance(result, Update):
+                set_chunk(patch, 32)
+                return updated(result.row_optimizer, place)
+            set_chunk(patch, 8)
+            return {"lookup": looked_up, "first rows": first_rows}[result](place)
+
+    def _run(self, name, place):
+        """Metrics of a run, and the loss and the norm of the gradient of each step.
+
+        Parameters are not compared: a bias that no ranking loss sees follows the rounding of its
+        gradient.
+        """
+        if place.devices == 1:
+            workdir, result, _ = self._variants.unbroken(name)
+        else:
+            workdir = self._folder / name
+            mesh = {"mesh.devices": place.devices, "mesh.replicas": place.replicas}
+            result = train(self._variants.config(name, **mesh), workdir, report=nothing)
+        steps = [(line["loss"], line["gradient_norm"]) for line in records(workdir)]
+        assert len(steps) == result.step
+        return result.metrics, *np.array(steps).T
+
+
+def trained(row_optimizer, changes, steps, bits, place):
+    """All that is trained, the optimizer's state, and metrics of all steps."""
     schema = SCHEMA
     if changes == "kinds of tasks":
         schema = dataclasses.replace(SCHEMA, tasks=KINDS)
-    lay = layout(schema, DIMS, hot_rows(placement, devices))
-    mesh = meshes.make_mesh(devices=devices, replicas=replicas)
+    lay = layout(schema, DIMS, hot_rows(place.placement, place.devices))
+    mesh = meshes.make_mesh(devices=place.devices, replicas=place.replicas)
     c = changed(tiny.config(batch_size=BATCH), CHANGES[changes])
     c.optim.tables.name = row_optimizer
     c.optim.tables.base_learning_rate = 0.05
@@ -79,23 +165,27 @@ def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide
         c.model.ids = ("a", "b")
     else:
         c.model.cross_layers = 1
-    # Buffers that are too small for some batches, so that there are rounds.
-    room = {stack.name: 0.05 for stack in lay.stacks}
+    room = {stack.name: place.room for stack in lay.stacks}
     step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=1000, room=room)
     program = CompiledSteps(step_spec, mesh, BatchShape(BATCH, 4, {"dim4": 24, "dim8": 24}))
     state = program.init()
-    if wide:
-        state = jax.device_put(jax.tree.map(widened, state), program.state_sharding)
     batches = [examples.random_batch(lay, BATCH, seed=i) for i in range(min(steps, 20))]
     stacked = jax.tree.map(lambda *xs: np.stack(xs * (steps // len(xs))), *batches)
-    if wide:
+    if bits == 64:
+        state = jax.device_put(jax.tree.map(widened, state), program.state_sharding)
         stacked = jax.tree.map(widened, stacked)
     batch = meshes.put_batch(stacked, mesh, leading=1)
-    state, lines = program.train(state, batch, np.int32(len(stacked.labels)))
+    state, lines = program.train(state, batch, np.int32(steps))
+    if steps > 1 and place.placement == "mixed" and place.devices // place.replicas < 8:
+        rounds = max(int(result.rounds.max()) for result in lines.exchange.values())
+        assert rounds > 1, "buffers must have been too small for some step"
     tables = rows_by_table(step_spec.embedding, jax.device_get(state.tables))
-    rounds = max([int(result.rounds.max()) for result in lines.exchange.values()], default=1)
     average = state.average.params if c.ema_decay else ()
-    return jax.device_get((state.params, state.model_state, average, tables, lines.loss)), rounds
+    layers = state.params, state.model_state, state.opt_state, average
+    result = jax.device_get((layers, tables, lines.loss, lines.gradient_norm, lines.sums))
+    floats = [x for x in jax.tree.leaves(result) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert {x.dtype for x in floats} == {np.dtype(f"float{bits}")}
+    return result
 
 
 def widened(x):
@@ -103,26 +193,53 @@ def widened(x):
     return np.asarray(x, np.float64) if floating else x
 
 
-def largest_difference(actual, expected):
-    """Largest difference of two numbers, relative to the largest number of their array."""
-    return max(
-        np.abs(np.asarray(f, np.float64) - e).max() / max(np.abs(e).max(), 1e-3)
-        for f, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+def made(place, **settings):
+    devices, replicas, hot, room, platform = place
+    return embeddings.make(
+        devices=devices, replicas=replicas, hot=hot, room=room, platform=platform, **settings
     )
 
 
-@pytest.mark.parametrize(("variant", "steps", "bits", "tolerance"), RUNS, ids=str)
-def test_many_devices_give_the_model_of_one(variant, steps, bits, tolerance):
-    """Native code, where there is any, computes in float32."""
-    row_optimizer, placement, devices, replicas, changes = variant
-    settings = dict(steps=steps, wide=bits == 64)
-    with jax.enable_x64(bits == 64):
-        expected, _ = trained(row_optimizer, "rows", 1, 1, changes, **settings)
-        result, rounds = trained(row_optimizer, placement, devices, replicas, changes, **settings)
-    assert all(x.dtype == f"float{bits}" for x in jax.tree.leaves(result))
-    if steps > 1 and placement in ("rows", "mixed") and devices // replicas < 8:
-        assert rounds > 1, "buffers must have been too small for some step"
-    assert largest_difference(result, expected) < tolerance
+def looked_up(place):
+    """Vectors of lists with many ids, whose sums have other bits in another order."""
+    embedding = made(place)
+    batch = examples.random_batch(embedding.layout, 128, capacity=96, mean=8.0)
+    return jax.device_get(lookup(embedding, new_tables(embedding), batch)[0])
+
+
+def first_rows(place):
+    embedding = made(place)
+    return rows_by_table(embedding, initial_tables(embedding))
+
+
+def updated(row_optimizer, place):
+    embedding = made(place, row_optimizer=row_optimizer)
+    batch = examples.random_batch(embedding.layout, 32)
+    grads = embeddings.random_grads(embedding, batch)
+    return rows_by_table(embedding, update(embedding, new_tables(embedding), batch, grads))
+
+
+def largest_difference(actual, expected):
+    """Largest difference of two numbers, relative to the largest number of their array."""
+
+    def difference(f, e):
+        f, e = np.asarray(f, np.float64), np.asarray(e, np.float64)
+        return np.abs(f - e).max() / max(np.abs(e).max(), 1e-3)
+
+    return np.max(jax.tree.leaves(jax.tree.map(difference, actual, expected)))
+
+
+@pytest.fixture(scope="module")
+def results(variants, shared_programs, tmp_path_factory):
+    return Results(variants, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.result}, {tuple(case.place)}")
+def test_a_result_is_that_of_one_device_with_all_rows_split(results, case):
+    """Other tests compare the results of one device with plain loops and formulas."""
+    expected = results.compute(case.result, Place())
+    result = results.compute(case.result, case.place)
+    assert largest_difference(result, expected) <= case.tolerance
 
 
 def test_the_batches_of_these_tests_have_edges_padding_empty_and_full_lists():
@@ -134,14 +251,3 @@ def test_the_batches_of_these_tests_have_edges_padding_empty_and_full_lists():
     assert any((x.ids != PAD).all(axis=1).any() for x in lists), "a full group"
     filled = [len(np.unique(s[s != PAD])) for x in lists for s in x.segments]
     assert min(filled) < 4 * 2, "an empty list"
-
-
-@pytest.mark.usefixtures("shared_programs")
-@pytest.mark.parametrize("name", ["sequences", "requests"])
-def test_a_run_is_the_same_on_more_devices(variants, tmp_path, name):
-    """Compares metrics: a bias that no ranking loss sees follows the rounding of its gradient."""
-    _, one, _ = variants.unbroken(name)
-    four = train(variants.config(name, **{"mesh.devices": 4}), tmp_path, report=nothing)
-    assert four.metrics.keys() == one.metrics.keys()
-    for task, metrics in four.metrics.items():
-        assert metrics == pytest.approx(one.metrics[task], rel=1e-3)

@@ -1,19 +1,15 @@
-"""Runs on whole requests: what they report, and that fillers and devices change nothing."""
+"""Runs on whole requests: what they report, and that fillers change nothing."""
 
-import functools
 import json
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import request_batches
-from jax.sharding import PartitionSpec as P
 from runs import nothing, records, store_config
 from variants import changed
 
-from jaxrank import cli, request_losses
+from jaxrank import cli
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
 from jaxrank.evaluation import calibrate, calibrate_by_value, evaluate
@@ -24,7 +20,6 @@ from jaxrank.explain import importance
 from jaxrank.features import PAD, Task
 from jaxrank.metrics import ranking
 from jaxrank.run import build
-from jaxrank.task_losses import select_losses
 from jaxrank.train import train
 
 ROWS = np.arange(1000)  # of the validation split
@@ -47,40 +42,6 @@ def test_fillers_change_nothing(variants, tmp_path):
         results.append(job.program.train(state, put, np.int32(2)))
     for x, y in zip(*map(jax.tree.leaves, jax.device_get(results)), strict=True):
         np.testing.assert_array_equal(x, y)
-
-
-@functools.partial(jax.jit, static_argnames=("name", "devices"))
-def gradients(scores, batch, name, devices):
-    """Returns the loss of a global batch and its gradient, each device with its share."""
-    (loss,) = select_losses({"click": name}, [Task("click")])
-    mesh = meshes.make_mesh(devices=devices)
-
-    def local(scores, batch):
-        requests = request_losses.requests_of(batch, 0)
-        labels = batch.labels[:, 0]
-        weights = loss.loss.weights(labels, requests)
-        total = meshes.total(mesh, weights.sum())
-
-        def part(scores):
-            return (weights * loss.loss.each(scores, labels, requests)).sum() / total
-
-        value, slopes = jax.value_and_grad(part)(scores)
-        return meshes.total(mesh, value), slopes
-
-    spec = P(meshes.EXAMPLES)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(P(), spec), check_vma=False)
-    return mapped(scores, batch)
-
-
-@pytest.mark.parametrize("name", ["listwise_softmax", "pairwise"])
-def test_the_number_of_devices_does_not_change_a_loss_of_requests(name):
-    scores, batch = request_batches.batch(groups=8)
-    arrays = jnp.asarray(scores), jax.tree.map(jnp.asarray, batch)
-    expected = jax.device_get(gradients(*arrays, name, 1))
-    for devices in (2, 4, 8):
-        value, slopes = gradients(*arrays, name, devices)
-        assert float(value) == pytest.approx(float(expected[0]), rel=1e-6)
-        np.testing.assert_allclose(slopes, expected[1], atol=1e-8)
 
 
 def test_a_score_that_is_only_ranked_reports_no_calibration(variants, capsys, tmp_path):

@@ -1,5 +1,6 @@
 """A run that was stopped in any way and resumes equals an uninterrupted run to the bit."""
 
+import functools
 import json
 import os
 import shutil
@@ -20,12 +21,6 @@ from jaxrank.train import train
 
 class Stopped(Exception):
     pass
-
-
-@pytest.fixture
-def shared_programs(_programs, monkeypatch):
-    """Shares programs per test, because the first test below counts the programs of its runs."""
-    share_programs(monkeypatch, _programs)
 
 
 @pytest.fixture
@@ -63,95 +58,56 @@ def assert_same_run(workdir, unbroken):
         assert result == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_run_that_resumes_equals_the_unbroken_one(
-    variants, tmp_path, programs, kept_programs, monkeypatch, name
-):
-    """Interrupts a run after its second evaluation, before the checkpoint of that one is saved.
+# Ways to stop a run of 16 steps, two per execution. `start` starts it in `workdir`, with a function
+# for its reports and changes of its config.
 
-    The first run compiles its own program. Others have that of the unbroken run.
-    """
-    if name != "plain":
-        share_programs(monkeypatch, kept_programs)
-    unbroken, result, _ = variants.unbroken(name)
-    programs.clear()
-    if name == "plain":
-        share_programs(monkeypatch, {})
-    lines, workdir = [], tmp_path / "run"
 
-    def stop(text):
+def stop_by_error(start, workdir):
+    """After the second evaluation, before the checkpoint of that one is saved."""
+    lines = []
+
+    def report(text):
         lines.append(text)
         if sum(line.startswith("step ") for line in lines) == 2:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train(variants.config(name), workdir, report=stop, **variants.start(name))
-    (step,) = (int(path.name) for path in (workdir / "checkpoints").iterdir())
-    # In another place, without what it started from, and with another use of the machine.
-    shutil.move(workdir, tmp_path / "moved")
-    start = {key: str(tmp_path / "gone") for key in variants.start(name)}
-    other = {"data.num_workers": 2, "data.prefetch_batches": 3, "watch.hang_seconds": 500.0}
-    c = variants.config(name, **(other if name == "plain" else {}))
-    again = train(c, tmp_path / "moved", report=lines.append, **start)
-    assert f"Resuming after step {step}" in lines
-    assert_same_run(tmp_path / "moved", unbroken)
-    for what in ("step", "metrics", "days", "constant", "best_possible"):
-        assert getattr(again, what) == getattr(result, what)
-    if name == "plain":
-        (program,) = programs  # compiled once for both runs
-        assert program.train._cache_size() == program.predictor.predict._cache_size() == 1
+        start(report)
+    assert len(list((workdir / "checkpoints").iterdir())) == 1
 
 
-@pytest.mark.usefixtures("shared_programs")
-def test_a_run_of_fewer_steps_resumes_with_more(variants, tmp_path):
-    train(variants.config("plain", num_steps=8), tmp_path, report=nothing)
-    c = variants.config("plain")
-    train(c, tmp_path, report=nothing, allow_config_change=True)
-    assert_same_run(tmp_path, variants.unbroken("plain")[0])
+def stop_by_fewer_steps(start, workdir):
+    start(nothing, num_steps=8)
 
 
-@pytest.mark.usefixtures("shared_programs")
-def test_a_run_resumes_from_a_checkpoint_that_was_saved_by_time(variants, tmp_path):
-    def stop(text):
-        if text.startswith("step 8:"):  # before the first checkpoint by steps
+def stop_after_save_by_time(start, workdir):
+    """Before the first checkpoint by steps."""
+
+    def report(text):
+        if text.startswith("step 8:"):
             raise Stopped
 
-    by_time = {"checkpoint.every_minutes": 1e-6}
     with pytest.raises(Stopped):
-        train(variants.config("plain", **by_time), tmp_path, report=stop)
-    assert saved(tmp_path)[0] == "6"
-    train(variants.config("plain"), tmp_path, report=nothing)
-    assert_same_run(tmp_path, variants.unbroken("plain")[0])
+        start(report, **{"checkpoint.every_minutes": 1e-6})
+    assert saved(workdir)[0] == "6"
 
 
-@pytest.mark.usefixtures("shared_programs")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_resumes(variants, tmp_path, number):
-    before, lines = signal.getsignal(number), []
+def stop_by_signal(number, start, workdir):
+    lines = []
 
-    def send(text):
+    def report(text):
         lines.append(text)
         if text.startswith("step 8:"):
             os.kill(os.getpid(), number)
 
-    c = variants.config("plain")
     with pytest.raises(StoppedError, match=f"after step 10 of 16 by {number.name}.*/10") as result:
-        train(c, tmp_path, report=send)
+        start(report)
     assert result.value.exit_status == 128 + number
-    assert signal.getsignal(number) is before
     assert any(f"{number.name}: saving a checkpoint at step 10" in text for text in lines)
 
-    train(c, tmp_path, report=nothing)
-    assert signal.getsignal(number) is before
-    assert_same_run(tmp_path, variants.unbroken("plain")[0])
 
-
-@pytest.mark.usefixtures("shared_programs")
-@pytest.mark.parametrize("executions", [2, 4])
-def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
-    variants, tmp_path, monkeypatch, executions
-):
-    """Executions have two steps. After four of them a checkpoint exists already."""
+def stop_without_input(executions, start, workdir):
+    """By a signal while the input gives nothing. After four executions a checkpoint exists."""
     step, inputs, in_vain = 2 * executions, [], []
     following, waiting = TrainBatches.__next__, DevicePrefetcher.wait
 
@@ -168,19 +124,69 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGTERM)
             limit = time.monotonic() + 30
-            while not (tmp_path / "checkpoints" / str(step)).exists():
+            while not (workdir / "checkpoints" / str(step)).exists():
                 assert time.monotonic() < limit
                 time.sleep(0.05)
             time.sleep(1)
         inputs.append(1)
         return following(batches)
 
-    c = variants.config("plain")
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxrank.loop._LOOK", 0.05)
         patch.setattr(DevicePrefetcher, "wait", wait)
         patch.setattr(TrainBatches, "__next__", stuck)
         with pytest.raises(StoppedError, match=f"after step {step} of 16 by SIGTERM.*/{step}"):
-            train(c, tmp_path, report=nothing)
-    train(c, tmp_path, report=nothing)
-    assert_same_run(tmp_path, variants.unbroken("plain")[0])
+            start(nothing)
+
+
+STOPS = {
+    "error": stop_by_error,
+    "fewer steps": stop_by_fewer_steps,
+    "after a save by time": stop_after_save_by_time,
+    "SIGTERM": functools.partial(stop_by_signal, signal.SIGTERM),
+    "SIGINT": functools.partial(stop_by_signal, signal.SIGINT),
+    "without input at step 4": functools.partial(stop_without_input, 2),
+    "without input at step 8": functools.partial(stop_without_input, 4),
+}
+CASES = [*((name, "error") for name in NAMES), *(("plain", stop) for stop in list(STOPS)[1:])]
+
+
+def signal_handlers():
+    return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+
+@pytest.mark.parametrize(("name", "stop"), CASES)
+def test_a_run_that_stops_and_resumes_equals_the_unbroken_one(
+    variants, tmp_path, programs, kept_programs, monkeypatch, name, stop
+):
+    """The first case compiles its own program. Others have that of the unbroken run."""
+    is_first = (name, stop) == CASES[0]
+    if not is_first:
+        share_programs(monkeypatch, kept_programs)
+    unbroken, result, _ = variants.unbroken(name)
+    programs.clear()
+    if is_first:
+        share_programs(monkeypatch, {})
+    workdir, handlers = tmp_path / "run", signal_handlers()
+
+    def start(report, **changes):
+        train(variants.config(name, **changes), workdir, report=report, **variants.start(name))
+
+    STOPS[stop](start, workdir)
+    assert signal_handlers() == handlers
+    step = saved(workdir)[0]
+    # In another place, without what it started from, and with another use of the machine.
+    shutil.move(workdir, tmp_path / "moved")
+    lines, gone = [], {key: str(tmp_path / "gone") for key in variants.start(name)}
+    other = {"data.num_workers": 2, "data.prefetch_batches": 3, "watch.hang_seconds": 500.0}
+    c = variants.config(name, **(other if is_first else {}))
+    is_other = stop == "fewer steps"
+    again = train(c, tmp_path / "moved", report=lines.append, allow_config_change=is_other, **gone)
+    assert f"Resuming after step {step}" in lines
+    assert signal_handlers() == handlers
+    assert_same_run(tmp_path / "moved", unbroken)
+    for what in ("step", "metrics", "days", "constant", "best_possible"):
+        assert getattr(again, what) == getattr(result, what)
+    if is_first:
+        (program,) = programs  # compiled once for both runs
+        assert program.train._cache_size() == program.predictor.predict._cache_size() == 1
