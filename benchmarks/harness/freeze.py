@@ -9,7 +9,8 @@ Every command runs by the command line of each checkout, so the script knows nei
 - train: the main job on 1 and 8 CPU devices and in 2 processes of 4. Compares every line of
   `metrics.jsonl` but throughput, and the bytes of every array of every checkpoint, read by Orbax.
 - evaluate, predict, export: the printed JSON, the rows of the Parquet file, the bytes of all files.
-- compile: the number of instructions per opcode of the programs for v3-8 and h200-1.
+- compile: the number of instructions per opcode of the programs for v3-8 and h200-1. One whose
+  compiler is not installed is reported and left out.
 - open: the second checkout evaluates, predicts and exports a run of the first. It also resumes an
   interrupted run of the first. Compares with the run that was not interrupted.
 
@@ -38,6 +39,7 @@ THROUGHPUT = ("examples_per_second", "seconds")  # parts of the names of fields 
 TOPOLOGIES = ("v3-8", "h200-1")
 ROWS = 2_000_000  # of the main job
 CASES = ("train", "evaluate", "predict", "export", "compile", "open")
+_NO_COMPILER = "compiler must be installed"
 _WAIT = 600  # seconds for a run to write its first metrics
 
 # Writes the text of every program that jaxrank compiles ahead of time.
@@ -54,6 +56,10 @@ del sys.argv[1]
 from jaxrank.cli import main
 sys.exit(main())
 """
+
+
+class FailedCommandError(SystemExit):
+    """A command of a checkout failed. Ends the script unless it is caught."""
 
 
 class Checkout:
@@ -89,11 +95,16 @@ class Checkout:
         )
 
     def run(self, command: Sequence[str], devices: int = 1) -> str:
-        """Runs a command and returns its standard output. Ends the script if it fails."""
+        """Runs a command and returns its standard output.
+
+        Raises:
+            FailedCommandError: with the output of the command.
+        """
         process = self.start(command, devices)
         out, err = process.communicate()
         if process.returncode:
-            raise SystemExit(f"{self.path}: {' '.join(map(str, command))} failed:\n{out}{err}")
+            text = f"{self.path}: {' '.join(map(str, command))} failed:\n{out}{err}"
+            raise FailedCommandError(text)
         return out
 
     def jaxrank(self, *arguments: Any, devices: int = 1) -> str:
@@ -214,7 +225,13 @@ def instructions(checkout: Checkout) -> dict[str, Any]:
         folder = checkout.results / topology
         folder.mkdir()
         flags = [*checkout.config(), f"--topology={topology}"]
-        checkout.run([sys.executable, "-c", _RECORD, str(folder), "compile", *flags])
+        try:
+            checkout.run([sys.executable, "-c", _RECORD, str(folder), "compile", *flags])
+        except FailedCommandError as error:
+            if _NO_COMPILER not in str(error):
+                raise
+            print(f"compile for {topology}: left out, the compiler is not installed", flush=True)
+            continue
         for file in sorted(folder.iterdir()):
             opcodes = re.findall(
                 r"^\s+(?:ROOT )?%?[\w.-]+ = .+? ([a-z][\w-]*)\(", file.read_text(), re.M
