@@ -272,6 +272,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: fl
     def equal(a: Any, b: Any) -> bool:
         if isinstance(a, dict) and isinstance(b, dict):
             return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+        if isinstance(a, list) and isinstance(b, list):
+            return len(a) == len(b) and all(map(equal, a, b))
         try:
             a, b = np.asarray(a), np.asarray(b)
             if tolerance and a.dtype.kind == b.dtype.kind == "f":
