@@ -116,6 +116,7 @@ class RunData:
         """Raises InputError unless the store was prepared with the features of the config."""
         stored = self.spec.stored
         actual, expected = self._filled(store.spec.features), stored.to_state()
+        _suit_open_scales(actual, expected)
         if actual != expected and actual == stored.without_labels().to_state():
             raise InputError(
                 f"{store.path}: must hold labels: it was prepared with --unlabelled. Prepare it"
@@ -192,6 +193,16 @@ class RunData:
             is_none = field == "valid" and name in ("", NEXT_DAY)
             if not is_none and (split not in splits or (slash and not by_day)):
                 raise no_split(path, name, splits, f"data.{field}")
+
+
+def _suit_open_scales(actual: dict[str, Any], expected: Mapping[str, Any]) -> None:
+    """Sets `standardize` of stored entries to None where the config leaves it open.
+
+    Such a config suits any scale, also of a store of an earlier version, whose default was False.
+    """
+    for stored, entry in zip(actual.get("dense", ()), expected["dense"], strict=False):
+        if entry["standardize"] is None and (not entry["log"] or not stored.get("standardize")):
+            stored["standardize"] = None
 
 
 def _report_changed_files(store: Store, report: Report) -> None:

@@ -85,6 +85,7 @@ def run(tmp_path_factory):
         dict(name="crossed", kind="cross", columns=("user", "item")),
         dict(name="spread", kind="difference", columns=("f0", "f1")),
         dict(name="level", kind="log", columns="spread"),
+        dict(name="quotient", kind="ratio", columns=("f1", "f0")),
     ]
     c.features.keep = ("item", "level")
     c.features.categorical = [
@@ -92,6 +93,7 @@ def run(tmp_path_factory):
         dict(columns="crossed", encoding="hash", rows=50),
     ]
     c.features.dense = [*c.features.dense, dict(columns="level", standardize=True)]
+    c.features.dense = [*c.features.dense, dict(columns="quotient")]  # its tail is long
     c.mesh.devices = 1
     saved(c, folder / "run")
     return folder
@@ -128,6 +130,7 @@ def test_raw_rows_have_the_scores_of_predict(run, scorer, predicted):
     for task in TASKS:
         assert predicted[task].std() > 0.01
         np.testing.assert_allclose(scores[task], predicted[task], atol=1e-6)
+    assert [f.name for f in scorer.signature.dense if f.log] == ["f1", "quotient"]
     assert [o.name for o in scorer.signature.outputs] == ["click", "buy", "buy_given_click"]
     joint = scores["click"] * scores["buy_given_click"]
     np.testing.assert_allclose(joint, scores["buy"], rtol=1e-5)

@@ -6,6 +6,7 @@ import examples
 import pytest
 import raw_csv
 import tiny
+from ml_collections import ConfigDict
 from runs import nothing
 
 from jaxrank import opening
@@ -108,3 +109,36 @@ def test_a_source_file_that_has_changed_since_it_was_prepared_is_reported(tmp_pa
     assert prepare() == [
         expected.replace(f"{folder}/train.csv and 1 other source file(s) have", "train.csv has")
     ]
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "suits"),
+    [
+        (dict(standardize=False), dict(), True),  # the default of earlier versions
+        (dict(standardize=True), dict(), True),
+        (dict(), dict(), True),
+        (dict(), dict(standardize=False), False),
+        (dict(log=True), dict(), False),
+        (dict(log=True, standardize=False), dict(log=True), True),
+        (dict(log=True, standardize=True), dict(log=True), False),
+    ],
+)
+def test_a_config_that_leaves_scales_open_suits_a_store_with_any(tmp_path, stored, wanted, suits):
+    path = tmp_path / "a.csv"
+    path.write_text("y,x\n1,5\n0,7\n")
+    source = dict(kind="csv", files=dict(train=str(path)))
+
+    def open_data(**fields):
+        c = default()
+        c.source = ConfigDict(source)
+        c.features.tasks = [dict(name="t", label="y")]
+        c.features.dense = [dict(columns="x", **fields)]
+        c.data.store, c.data.valid = str(tmp_path / "store"), "train"
+        return data.locate(c.data, c.features, c.source, tmp_path / "run").prepare(nothing)
+
+    first = open_data(**stored)
+    if suits:
+        assert open_data(**wanted).schema == first.schema
+        return
+    with pytest.raises(InputError, match=r"features of the config.*\n.*features.dense"):
+        open_data(**wanted)

@@ -16,6 +16,7 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import numbers, read_column, texts
 from jaxrank.data.encode.encoder import id_elements, log_transform, raw_floats
+from jaxrank.data.encode.scales import OpenScales
 from jaxrank.data.encode.sequences import all_lists
 from jaxrank.data.encode.times import DAY, seconds
 from jaxrank.data.keyed_hash import Pseudonymise, pseudonymised
@@ -38,6 +39,7 @@ class FittedEncoders(NamedTuple):
     vocabularies: by table.
     transforms: (mean, deviation) after `log` of each standardised float, by name.
     boundaries: f64[buckets - 1] of each feature with fitted buckets, by name.
+    logs: of each float whose transform was chosen, by name: True if it has `log`.
     as_of: the latest event of a split, in seconds since 1970, or None if no task needs it.
     earlier_rows: number of rows of each vocabulary whose values the earlier store had. Later rows
         are new.
@@ -50,6 +52,7 @@ class FittedEncoders(NamedTuple):
     transforms: dict[str, tuple[float, float]]
     boundaries: dict[str, np.ndarray]
     as_of: float | None = None
+    logs: Mapping[str, bool] = MappingProxyType({})
     earlier_rows: Mapping[str, int] = MappingProxyType({})
     histories: Mapping[str, TableHistory] = MappingProxyType({})
     changes: Mapping[str, Changes] = MappingProxyType({})
@@ -76,7 +79,7 @@ class FittedEncoders(NamedTuple):
             {name: (mean, std) for name, (mean, std) in state["transforms"].items()},
             {name: np.asarray(b, np.float64) for name, b in state["boundaries"].items()},
             state["as_of"],
-            state["earlier_rows"],
+            earlier_rows=state["earlier_rows"],
         )
 
 
@@ -87,6 +90,7 @@ class FitSpec(NamedTuple):
     """The values to fit: tables, floats, buckets of ids, and the time of the last event.
 
     days: True if ids are counted by the day of their event.
+    open: floats whose transform is chosen. They stay as they are without a training split.
     """
 
     tables: tuple[TableSpec, ...]
@@ -94,10 +98,11 @@ class FitSpec(NamedTuple):
     buckets: tuple[CategoricalSpec, ...]
     as_of: bool
     days: bool = False
+    open: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
-        return bool(self.tables or self.dense or self.buckets or self.as_of)
+        return bool(self.names or self.open)
 
     @property
     def names(self) -> list[str]:
@@ -123,8 +128,20 @@ def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
             f for f in features.categorical if f.buckets and f.name not in earlier.boundaries
         ),
         as_of=False,
+        open=tuple(f.name for f in features.dense if f.is_open),
         days=features.records_days or (counted_by_day and bool(features.time)),
     )
+
+
+def with_scales(features: FeatureSpec, fitted: FittedEncoders) -> FeatureSpec:
+    """Returns the features with the chosen transform in each open entry."""
+    dense = tuple(
+        dataclasses.replace(entry, log=fitted.logs[entry.name], standardize=True)
+        if entry.name in fitted.logs
+        else entry
+        for entry in features.dense
+    )
+    return dataclasses.replace(features, dense=dense)
 
 
 def looks_at_last_event(features: FeatureSpec) -> bool:
@@ -140,6 +157,7 @@ class FitState:
         self.rows = 0
         self.as_of = -math.inf
         self.moments = Moments(len(wanted.dense))
+        self.scales = OpenScales(wanted.open)
         self.newest = NO_DAY
         # By table and by day of the event, or 0 if days are not wanted.
         self.counters: dict[str, dict[int, Counter]] = {t.name: {} for t in wanted.tables}
@@ -154,11 +172,12 @@ class FitState:
         self._lists = dataclasses.replace(features, ragged=ragged)
         by_name = {f.name: f for f in features.dense}
         self._floats = [by_name[name] for name in wanted.dense]
+        self._open = [by_name[name] for name in wanted.open]
         self._log = np.array([f.log for f in self._floats], bool)
 
     def add(self, chunk: Chunk) -> None:
         """Adds a chunk. Raises BadRows before any of it is counted."""
-        floats = raw_floats(self._floats, chunk)
+        floats, open_floats = raw_floats(self._floats, chunk), raw_floats(self._open, chunk)
         values = [
             (entry.table, id_elements(entry, chunk))
             for entry in self._features.categorical
@@ -184,6 +203,7 @@ class FitState:
             self.newest = max(self.newest, int(days.max(initial=NO_DAY)))
         self.rows += chunk.batch.num_rows
         self.moments.add(log_transform(floats, self._log))
+        self.scales.add(open_floats)
         of_chunk = np.unique(days).tolist()
         for table, column_values, lengths in strings:
             for day in of_chunk:
@@ -202,6 +222,7 @@ class FitState:
         self.rows += other.rows
         self.as_of = max(self.as_of, other.as_of)
         self.moments.merge(other.moments)
+        self.scales.merge(other.scales)
         for name, by_day in other.counters.items():
             for day, counter in by_day.items():
                 self.counters[name].setdefault(day, Counter()).add_counts(counter.counts())
@@ -216,6 +237,7 @@ class FitState:
             "as_of": self.as_of,
             "newest": self.newest,
             "moments": self.moments.to_state(),
+            "scales": self.scales.to_state(),
             "quantiles": {name: q.to_state() for name, q in self.quantiles.items()},
         }
         schema = _SCHEMA.with_metadata({"jaxrank": json_files.to_text(state)})
@@ -237,6 +259,7 @@ class FitState:
         state = json.loads(content.schema.metadata[b"jaxrank"])
         self.rows, self.as_of, self.newest = state["rows"], state["as_of"], state["newest"]
         self.moments = Moments.from_state(state["moments"])
+        self.scales = OpenScales.from_state(self._wanted.open, state["scales"])
         for name, sketch in state["quantiles"].items():
             self.quantiles[name] = QuantileSketch.from_state(sketch)
         tables, days = content["table"].to_numpy(), content["day"].to_numpy()
@@ -263,6 +286,8 @@ class FitState:
         }
         pairs = zip(self.moments.mean.tolist(), self.moments.std.tolist(), strict=True)
         transforms = dict(zip(self._wanted.dense, pairs, strict=True))
+        chosen = self.scales.choose()
+        transforms |= {name: (scale.mean, scale.std) for name, scale in chosen.items()}
         boundaries = {
             f.name: self.quantiles[f.name].boundaries(f.buckets) for f in self._wanted.buckets
         }
@@ -270,6 +295,7 @@ class FitState:
             earlier.vocabularies | {name: a.vocabulary for name, a in admitted.items()},
             earlier.transforms | transforms,
             earlier.boundaries | boundaries,
+            logs={name: scale.log for name, scale in chosen.items()},
             earlier_rows={
                 name: RESERVED_ROWS + admitted[name].changes.kept if name in admitted else rows
                 for name, rows in earlier.earlier_rows.items()

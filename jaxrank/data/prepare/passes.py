@@ -1,5 +1,6 @@
 """Prepares a store from raw records in two passes: fit the encoders, then encode and write."""
 
+import dataclasses
 import secrets
 import shutil
 import sys
@@ -31,6 +32,7 @@ from jaxrank.data.spec.resolve import (
     provisional_schema,
     resolve,
     sort_features,
+    take_transforms,
 )
 from jaxrank.data.statistics.report import unscaled_line
 from jaxrank.data.store.reader import Store, StoreSpec, open_store
@@ -126,6 +128,7 @@ def prepare(
             writer.keep |= preparation.bytes >= _LITTLE
             preparation.report_sample()
             fitted = preparation.fit(earlier)
+            resolved = preparation.features
             preparation.write(fitted)
             preparation.report_new_values(earlier, vocabularies)
             store_spec = _store_spec(spec, resolved, source, fitted, key)
@@ -134,10 +137,10 @@ def prepare(
             store = writer.finish(_schema(resolved, fitted), store_spec, marks)
     except OSError as error:  # read errors are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
-    if TRAIN in data.splits:
-        line = unscaled_line(store.schema.dense, store.split(TRAIN).statistics)
-        if line:
-            report(line)
+    split = TRAIN if TRAIN in data.splits else data.splits[0]
+    line = unscaled_line(store.schema.dense, store.split(split).statistics)
+    if line:
+        report(line)
     return store
 
 
@@ -222,6 +225,9 @@ def _reuse(
         return features, NOTHING
     store = open_store(vocabularies)
     features = sort_features(features, store.schema)
+    if scales:
+        dense = take_transforms(features.dense, store.schema)
+        features = dataclasses.replace(features, dense=dense)
     return features, earlier_fitted(features, store, key, scales=scales)
 
 

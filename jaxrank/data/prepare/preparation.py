@@ -11,12 +11,16 @@ from jaxrank.data.encode.fit import (
     FitState,
     FittedEncoders,
     looks_at_last_event,
+    with_scales,
 )
+from jaxrank.data.encode.scales import Scale
+from jaxrank.data.encode.scales import line as scale_line
 from jaxrank.data.prepare import encode_unit, fit_unit, gather_unit, sample
 from jaxrank.data.prepare.runners import Runner
 from jaxrank.data.prepare.settings import TRAIN, PrepareSettings
 from jaxrank.data.prepare.units import make_units
 from jaxrank.data.sources.registry import Source
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
@@ -30,6 +34,7 @@ _SMALLEST_RANGE = 1e-15  # of real labels
 class Preparation:
     """The two passes over all units.
 
+    features: resolved. After `fit`, no transform is open.
     marks: versions of the files of the source, as in `Source.marks`.
     """
 
@@ -46,6 +51,10 @@ class Preparation:
         self.marks = marks = data.marks()
         self._units = {split: make_units(data, split, marks) for split in data.splits}
         self._new: dict[str, new_values.Counted] = {}  # by directory
+
+    @property
+    def features(self) -> FeatureSpec:
+        return self._settings.features
 
     @property
     def bytes(self) -> int:
@@ -69,6 +78,10 @@ class Preparation:
         fit_state = self._fit_state(TRAIN, self._settings)
         self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, started)}")
         fitted = fit_state.fitted(earlier)
+        self._settings = self._settings._replace(features=with_scales(self.features, fitted))
+        if fitted.logs:
+            chosen = {n: Scale(log, *fitted.transforms[n]) for n, log in fitted.logs.items()}
+            self._report(scale_line(chosen))
         if earlier.vocabularies or any(c.waiting or c.dropped for c in fitted.changes.values()):
             is_first = not earlier.vocabularies
             for line in statistics_report.vocabulary_lines(fitted.changes, is_first=is_first):

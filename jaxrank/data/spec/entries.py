@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxrank.errors import InputError
-from jaxrank.features import KINDS, RESERVED_ROWS
+from jaxrank.features import KINDS, RESERVED_ROWS, Dense
 from jaxrank.validate import field, require
 
 ENCODINGS = ("vocabulary", "hash", "integer")
@@ -172,10 +172,11 @@ class DenseSpec:
 
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
     log: bool = field(False, help="replaces a value x by sign(x) log(1 + |x|)")
-    standardize: bool = field(
-        False,
+    standardize: bool | None = field(
+        None,
         help="subtracts the mean and divides by the standard deviation of the training split, after"
-        " `log`",
+        " `log`. None: False with `log`, and otherwise True, with `log` added where numbers have a"
+        " long tail. `prepare` prints what it chose",
     )
     missing_indicator: bool = field(
         False, help="adds a column '<name>:missing' that is 1 where the value is missing"
@@ -204,6 +205,18 @@ class DenseSpec:
     def index(self) -> int:
         """The index of a resolved entry among the numbers of a cell."""
         return 0 if self.length == 1 else int(self.name.rpartition("[")[2].removesuffix("]"))
+
+    @property
+    def is_open(self) -> bool:
+        """True if the transform is chosen from the data."""
+        return self.standardize is None and not self.log
+
+    def as_stored(self, feature: Dense) -> "DenseSpec":
+        """Returns the entry with the transform of a stored feature, if its own is open."""
+        if not self.is_open:
+            return self
+        scaled = (feature.mean, feature.std) != (0.0, 1.0)
+        return dataclasses.replace(self, log=feature.log, standardize=scaled)
 
     def scale(self, transforms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
         """Returns the offset to subtract and the scale to divide by, from the fitted transforms.

@@ -113,10 +113,18 @@ def resolve_stored(spec: FeatureSpec, schema: Schema, stored: Schema) -> Feature
     indicators = {indicator_of(entry.name) for entry in floats if entry.missing_indicator}
     return dataclasses.replace(
         resolved,
-        dense=tuple(entry for entry in floats if entry.name not in indicators),
+        dense=take_transforms(
+            tuple(entry for entry in floats if entry.name not in indicators), stored
+        ),
         categorical=_order_entries(resolved.categorical, schema.categorical),
         ragged=_order_entries(resolved.ragged, schema.ragged),
     )
+
+
+def take_transforms(dense: Sequence[DenseSpec], stored: Schema) -> tuple[DenseSpec, ...]:
+    """Returns resolved entries, of which open ones have the transform of the stored feature."""
+    features = {feature.name: feature for feature in stored.dense}
+    return tuple(e.as_stored(features[e.name]) if e.name in features else e for e in dense)
 
 
 def sort_features(spec: FeatureSpec, schema: Schema) -> FeatureSpec:

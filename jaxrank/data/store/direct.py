@@ -256,7 +256,7 @@ def _check(features: FeatureSpec) -> None:
                 f" 'hash', because values are not counted: found 'vocabulary'. {_HINT}"
             )
     wanted = fit_spec(features, NOTHING)
-    if wanted.any:
+    if wanted.names:  # an open transform leaves numbers as they are
         raise InputError(
             "features: with data.direct, no feature may be fitted to the data (standardize,"
             f" buckets, as_of): found {', '.join(wanted.names)}. {_HINT}"

@@ -34,7 +34,7 @@ NAMES = [entry["name"] for entry in DERIVED]
 FEATURES = dict(
     tasks=[dict(name="click", label="label")],
     derived=DERIVED,
-    dense=[dict(columns=["ratio", "difference", "log", "age"])],
+    dense=[dict(columns=["ratio", "difference", "log", "age"], standardize=False)],
     categorical=[
         dict(columns=["hour", "utc"], encoding="integer", rows=24),
         dict(columns=["weekday", "age_bucket"], encoding="integer", rows=7),

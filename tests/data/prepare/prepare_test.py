@@ -190,10 +190,60 @@ def test_an_earlier_scale_is_of_values_or_of_their_logs(tmp_path):
         options=options,
     )  # fmt: skip
     assert same.schema == open_store(tmp_path / "day1").schema
+    floats = dict(columns="x", standardize=False)
     plain = prepare_csv(  # nothing was fitted for x, so there is nothing to reuse
-        tmp_path, ["label", "x"], rows, dense=[dict(columns="x")], name="day4", options=options
+        tmp_path, ["label", "x"], rows, dense=[floats], name="day4", options=options
     )
     assert plain.schema.dense == (Dense("x"),)
+
+
+def test_floats_are_standardised_unless_the_config_says_otherwise(tmp_path):
+    prices = [round(float(x), 3) for x in np.exp(np.random.default_rng(0).normal(3, 2, 400))]
+    header, rows = ["label", "year", "price", "raw"], []
+    for i, price in enumerate(prices):
+        rows.append([i % 2, 1980 + i % 45 if i else "", price, 100 * i])
+    floats = [
+        dict(columns=["year", "price"], missing_indicator=True),
+        dict(columns="raw", standardize=False),
+    ]
+    store = prepare_csv(tmp_path, header, rows, dense=floats)
+    year, _, price, _, raw = store.schema.dense
+    years, logs = np.array([row[1] for row in rows[1:]], float), np.log1p(prices)
+    assert (year.log, price.log, raw) == (False, True, Dense("raw"))
+    assert (year.mean, year.std) == pytest.approx((years.mean(), years.std()))
+    assert (price.mean, price.std) == pytest.approx((logs.mean(), logs.std()))
+    dense = whole(store).dense
+    assert dense[0, :2].tolist() == [0, 1]  # a missing year is the mean
+    np.testing.assert_allclose(dense[1:, 0] * years.std() + years.mean(), years, rtol=1e-6)
+    np.testing.assert_allclose(dense[:, 2] * logs.std() + logs.mean(), logs, rtol=1e-5)
+    assert dense[:, 4].tolist() == [row[3] for row in rows]
+
+
+@pytest.mark.parametrize("field", [dict(), dict(standardize=False), dict(log=True)])
+def test_open_floats_are_scaled_as_in_the_earlier_store(tmp_path, field):
+    header, rows = ["label", "x"], [[i % 2, 100 * i] for i in range(40)]
+    floats, later = [dict(columns="x", **field)], [[1, 5000], [0, 7]]
+    first = prepare_csv(tmp_path, header, rows, dense=floats, name="day1")
+    options = dict(vocabularies=str(tmp_path / "day1"))
+    second = prepare_csv(
+        tmp_path, header, later, dense=[dict(columns="x")], name="day2", options=options
+    )
+    assert second.schema == first.schema
+    refitted = prepare_csv(
+        tmp_path, header, later, dense=[dict(columns="x")], name="day3",
+        options=options | dict(refit_scales=True),
+    )  # fmt: skip
+    assert refitted.schema.dense[0].mean == pytest.approx(2503.5)
+
+
+def test_open_floats_stay_as_they_are_without_a_training_split(tmp_path):
+    lines: list[str] = []
+    path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, 2000], [0, 2001]])
+    source = dict(kind="csv", files=dict(test=path))
+    features = dict(tasks=[CLICK], dense=[dict(columns="x")])
+    store = prepare(features, source, tmp_path / "store", report=lines.append)
+    assert store.schema.dense == (Dense("x"),)
+    assert any("Dense features that are not scaled: x" in line for line in lines)
 
 
 def test_the_schema_holds_the_transform_of_each_float(tmp_path):
@@ -728,7 +778,7 @@ def test_all_blocks_but_the_last_are_full(tmp_path, monkeypatch, block_size):
     rows = [[i % 2, i, "|".join("ab"[: i % 3]), f"k{i}"] for i in range(150)]
     store = prepare_csv(
         tmp_path, ["label", "x", "tags", "key"], rows, options=dict(block_size=block_size),
-        dense=[dict(columns="x")], ragged=[dict(columns="tags")], keep=["key"],
+        dense=[dict(columns="x", standardize=False)], ragged=[dict(columns="tags")], keep=["key"],
     )  # fmt: skip
     full, rest = divmod(150, block_size)
     sizes = store.split("train").block_rows.tolist()
@@ -831,7 +881,7 @@ def test_dense_features_with_large_numbers_are_reported(tmp_path):
         dict(
             tasks=[CLICK],
             dense=[
-                dict(columns=["age", "rate", "small", "flag", "none"]),
+                dict(columns=["age", "rate", "small", "flag", "none"], standardize=False),
                 dict(columns="scaled", standardize=True),
                 dict(columns="amount", log=True),
             ],

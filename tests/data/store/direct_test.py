@@ -26,7 +26,10 @@ FEATURES = dict(
         dict(name="click", label="label", weight="importance"),
         dict(name="buy", label="bought"),
     ],
-    dense=[dict(columns="f*", log=True, missing_indicator=True), dict(columns="image", length=2)],
+    dense=[
+        dict(columns="f*", log=True, missing_indicator=True),
+        dict(columns="image", length=2, standardize=False),
+    ],
     categorical=[
         dict(columns="user", encoding="integer", rows=40, on_bad_id="oov"),
         dict(columns="site", encoding="hash", rows=50, salt="s"),
