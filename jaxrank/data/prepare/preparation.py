@@ -86,6 +86,10 @@ class Preparation:
             is_first = not earlier.vocabularies
             for line in statistics_report.vocabulary_lines(fitted.changes, is_first=is_first):
                 self._report(line)
+        if not self._settings.hash_key_file:
+            for table, vocabulary in fitted.vocabularies.items():
+                if line := statistics_report.forms_line(f"table {table}", vocabulary.values):
+                    self._report(line)
         for table in self._settings.wanted.tables:
             rows = len(fitted.vocabularies[table.name].values)
             if table.max_rows and rows > table.max_rows:

@@ -18,6 +18,7 @@ from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import Source
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.statistics.report import forms_line
 from jaxrank.errors import InputError
 
 _FRACTION = r"-?[0-9]*\.[0-9]+([eE]-?[0-9]+)?%?"
@@ -101,6 +102,9 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
             " belongs to the separator, include it in `separator`"
         )
     yield from _describe_floats(entry.name, values)
+    if entry.encoding == "hash":  # without a vocabulary, which has all values
+        line = forms_line(f"feature {entry.name}", pc.unique(values))
+        yield from [line] * bool(line)
     lower = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
     share = _share(words)

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from jaxrank.data.statistics.admission import Changes
+from jaxrank.data.statistics.vocabulary import find_two_forms
 from jaxrank.features import Dense
 
 _MAX_TABLE_ROWS = 20
@@ -227,6 +230,23 @@ def vocabulary_lines(by_table: Mapping[str, Changes], *, is_first: bool) -> list
     if len(worst) > _MAX_VOCABULARIES:
         lines.append(f"and {len(worst) - _MAX_VOCABULARIES} tables that lose fewer lookups")
     return lines
+
+
+def forms_line(what: str, values: pa.Array | pa.ChunkedArray) -> str:
+    """Returns a sentence on values that differ only in their form; empty if there are none.
+
+    Args:
+        what: what has the values, such as "table user".
+        values: see `find_two_forms`.
+    """
+    if (pair := find_two_forms(values)) is None:
+        return ""
+    count, forms = pair
+    return (
+        f"{what}: {count:,} values differ from another only in their form, such as"
+        f" {' and '.join(map(repr, forms[:2]))}, and are different ids. If they mean the same,"
+        " write all files in one form"
+    )
 
 
 def _changes(table: str, changes: Changes) -> str:

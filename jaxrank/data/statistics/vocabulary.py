@@ -14,6 +14,9 @@ from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 
 _MERGE_AFTER = 1 << 16
+_MAX_COMPARED = 1_000_000  # values whose forms are compared, the most frequent ones
+_THOUSANDS = r"^[-+]?[0-9]{1,3}(,[0-9]{3})+(\.0*)?$"
+_WHOLE_NUMBER = r"^\+?(-?)0*([0-9]+)(?:\.0*)?$"
 _SLICE = 1 << 16
 _SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
 WITH_DAYS = _SCHEMA.append(pa.field("last_day", pa.int32()))
@@ -28,6 +31,35 @@ def checksum(values: pa.Array | pa.ChunkedArray) -> str:
         digest.update(pc.binary_length(part).to_numpy().astype("<i4").tobytes())
         digest.update("".join(part.to_pylist()).encode())
     return digest.hexdigest()
+
+
+def find_two_forms(values: pa.Array | pa.ChunkedArray) -> tuple[int, list[str]] | None:
+    """Finds different values that mean the same in different forms.
+
+    They are whole numbers with a fraction of zero, leading zeros, a plus or commas between
+    thousands, and texts with spaces around them or with accents as separate letters.
+
+    Args:
+        values: different strings, the most frequent first.
+
+    Returns:
+        The number of such values, and the forms of the first one. None if there are none.
+    """
+    values = values.slice(0, _MAX_COMPARED)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    forms = pc.utf8_trim(values, " \t\n\r\v\f\u00a0\u200b\u202f\u3000\ufeff")
+    if not pc.all(pc.string_is_ascii(forms)).as_py():
+        forms = pc.utf8_normalize(forms, form="NFC")
+    grouped = pc.match_substring_regex(forms, _THOUSANDS)
+    forms = pc.if_else(grouped, pc.replace_substring(forms, ",", ""), forms)
+    forms = pc.replace_substring_regex(forms, _WHOLE_NUMBER, r"\1\2")
+    codes = forms.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    several = np.bincount(codes, minlength=1)[codes] > 1
+    if not several.any():
+        return None
+    first = np.flatnonzero(codes == codes[several][0])
+    return int(several.sum()), values.take(pa.array(first)).to_pylist()
 
 
 def counts_checksum(counts: Sequence[int] | np.ndarray) -> str:

@@ -236,6 +236,26 @@ def test_open_floats_are_scaled_as_in_the_earlier_store(tmp_path, field):
     assert refitted.schema.dense[0].mean == pytest.approx(2503.5)
 
 
+@pytest.mark.parametrize("field", [dict(), dict(encoding="hash", rows=99)])
+def test_ids_that_another_file_writes_in_another_form_are_reported(tmp_path, field):
+    (tmp_path / "in").mkdir()
+    for name, form in (("a", "36"), ("b", "36.0")):
+        write_csv(
+            tmp_path / "in" / f"{name}.csv",
+            ["label", "c"],
+            [[1, form], [0, "7"], [1, "1,234"], [0, 1234]],
+        )
+    lines: list[str] = []
+    source = dict(kind="csv", files=dict(train=str(tmp_path / "in")))
+    features = dict(tasks=[CLICK], categorical=[dict(columns="c", **field)])
+    prepare(features, source, tmp_path / "store", report=lines.append)
+    (line,) = (line for line in lines if "only in their form" in line)
+    # Without a vocabulary only the first file is looked at.
+    count, name = (2, "feature") if field else (4, "table")
+    assert line.startswith(f"{name} c: {count} values differ from another only in their form, such")
+    assert "'1,234'" in line or "'36'" in line
+
+
 def test_open_floats_stay_as_they_are_without_a_training_split(tmp_path):
     lines: list[str] = []
     path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, 2000], [0, 2001]])
