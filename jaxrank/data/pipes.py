@@ -26,14 +26,21 @@ def copy(path: str, file: BinaryIO) -> None:
     """Copies everything that is written to a pipe.
 
     Raises:
-        InputError: no program opened it for writing within `_WRITER_SECONDS`.
+        InputError: no program opened it for writing within `_WRITER_SECONDS`, or nothing was
+            written.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise InputError(f"{path}: must be a pipe that can be read: found {error}.") from error
     with os.fdopen(descriptor, "rb", buffering=0) as pipe:
-        file.write(_first(descriptor, path))
+        first = _first(descriptor, path)
+        if not first:
+            raise InputError(
+                f"{path}: must be a pipe that a program writes records to: found its end without"
+                " any. See whether the program has failed."
+            )
+        file.write(first)
         os.set_blocking(descriptor, True)
         shutil.copyfileobj(pipe, file)
 

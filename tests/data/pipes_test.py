@@ -39,6 +39,16 @@ def test_a_pipe_without_a_writer_is_rejected_after_a_while(tmp_path, monkeypatch
         prepare_store(path, tmp_path / "store")
 
 
+def test_a_pipe_without_records_is_rejected_by_its_name(tmp_path):
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: Path(path).write_bytes(b""))
+    writer.start()
+    with pytest.raises(InputError, match=f"^{path}: must be a pipe that a program writes records"):
+        prepare_store(path, tmp_path / "store")
+    writer.join()
+
+
 @pytest.mark.parametrize("name", ["", "*"])
 def test_a_pipe_among_files_is_not_passed_over(tmp_path, name):
     (tmp_path / "in").mkdir()

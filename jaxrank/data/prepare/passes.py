@@ -177,7 +177,7 @@ def _copy_pipes(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
         if isinstance(path, list | tuple):
             return [replaced(entry) for entry in path]
         if path == "-":
-            return _copied(_STDIN, lambda file: shutil.copyfileobj(sys.stdin.buffer, file))
+            return _copied(_STDIN, _copy_stdin)
         if isinstance(path, str) and files.is_local(path) and is_pipe(path):
             pipes.append(path)
             name = f"pipe {len(pipes)}, {path.rpartition('/')[2]}"
@@ -193,6 +193,12 @@ def _copy_pipes(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
 
     section["files"] = {split: replaced(path) for split, path in paths.items()}
     return section
+
+
+def _copy_stdin(file: BinaryIO) -> None:
+    shutil.copyfileobj(sys.stdin.buffer, file)
+    if not file.tell():
+        raise InputError(f"{_STDIN}: must have at least one row: found nothing.")
 
 
 def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> FeatureSpec:

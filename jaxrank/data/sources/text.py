@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ CRITEO_COLUMNS = (
     *(f"I{i}" for i in range(1, 14)),
     *(f"C{i}" for i in range(1, 27)),
 )
+_CRITEO_NUMBERS = 13  # columns of numbers
+_NAME = re.compile(r"[^\W\d]\w*")
 _PART_BYTES = 1 << 26
 _ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
@@ -143,7 +146,9 @@ class TextSource(LineSource):
         self._columns: list[str] = list(columns)
         if not self._header:
             for path in self.files:
-                lines.first_line(path)  # rejects files that are not text
+                line, _ = lines.first_line(path)  # rejects files that are not text
+                if not columns:
+                    _check_criteo(path, content(line, "replace"))
         # the header by path, where its order differs from the first
         self._other_orders: dict[str, list[str]] = {}
         if self._header:
@@ -357,6 +362,21 @@ def _criteo_columns(path: str) -> list[str]:
     excluded = len(CRITEO_COLUMNS) - 2  # number of tabs
     has_none = all(line.count(b"\t") == excluded for line in lines.first_lines(path))
     return list(CRITEO_COLUMNS[1:] if has_none else CRITEO_COLUMNS)
+
+
+def _check_criteo(path: str, line: str) -> None:
+    """Rejects a first line of names, which Criteo's files do not have."""
+    cells = [cell.strip() for cell in line.removeprefix("\ufeff").split("\t")]
+    has_label = len(cells) == len(CRITEO_COLUMNS)
+    if not has_label and len(cells) != len(CRITEO_COLUMNS) - 1:
+        return
+    numbers = cells[: _CRITEO_NUMBERS + has_label]
+    if len(set(numbers)) == len(numbers) and all(map(_NAME.fullmatch, numbers)):
+        raise InputError(
+            f"{path}, row 1: must be a record, because Criteo's files have no header: found the"
+            f" names {', '.join(map(repr, numbers[:3]))}, ... Set source.kind='csv' and"
+            " source.delimiter='\\t' to read the names, or remove the line."
+        )
 
 
 def _ranges(path: str) -> list[tuple[int, int]]:

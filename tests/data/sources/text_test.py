@@ -18,6 +18,7 @@ from jaxrank.data.chunk import Part
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import delimited, lines, text
 from jaxrank.data.sources.registry import make_source
+from jaxrank.data.sources.text import CRITEO_COLUMNS
 from jaxrank.errors import InputError
 
 NAMES = ["n", "name", "price"]
@@ -400,6 +401,17 @@ def test_a_criteo_file_without_lines(tmp_path, content):
     path.write_bytes(content)
     with rejected("a.tsv: must have at least one row"):
         read(open_source(path, "criteo"))
+
+
+@pytest.mark.parametrize("names", [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]])
+def test_a_header_of_a_criteo_file_is_rejected(tmp_path, names):
+    path = tmp_path / "a.tsv"
+    record = "\t".join(["1"] * len(names)) + "\n"
+    path.write_text("\t".join(names) + "\n" + record)
+    with rejected("a.tsv, row 1: must be a record", f"names '{names[0]}', ", "kind='csv'"):
+        open_source(path, "criteo")
+    path.write_text(record.replace("1", "", 14) + record)  # missing numbers are no names
+    assert len(read(open_source(path, "criteo"))) == 2
 
 
 @pytest.mark.parametrize("delimiter", ["", "ab", "é", "\x00", "\n", "\r", '"', 5])
