@@ -6,6 +6,7 @@ import glob
 import io
 import itertools
 import os
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,6 +31,18 @@ _NOT_FINISHED = (
     *(".inprogress", "._copying_", ".old", ".orig"),
 )
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br")
+
+# Names that programs give to copies: "part (1).csv", "Copy of part.csv", "part - Copy (2).csv",
+# "part copy 2.csv", "part_copy.csv", "part (another copy).csv" and "part (conflicted copy).csv".
+_WORD_OF_COPY = r"(?:copy|kopie|copie|copia|c\u00f3pia)"
+_NAMED_BEFORE = re.compile(
+    rf"{_WORD_OF_COPY} (?:\(\d+\) )?(?:of|von|de|di) (?P<name>.+)", re.IGNORECASE
+)
+_NAMED_AFTER = re.compile(
+    rf"(?P<name>.+?)(?: ?\(\d{{1,3}}\)| ?\([^()]*\b{_WORD_OF_COPY}\b[^()]*\)"
+    rf"| ?[-_ ] ?{_WORD_OF_COPY}(?:[-_ ]?\(?\d+\)?)?)(?P<end>(?:\.\w+)*)",
+    re.IGNORECASE,
+)
 
 _NO_MATCH = (
     "{}: this pattern must match at least one file: found none. Correct the pattern, or create the"
@@ -167,6 +180,7 @@ def _listed(text: str) -> list[str]:
     if path.is_dir():
         inside = [str(p) for p in sorted(_list_data(path, path.resolve(), set()))]
         _check_compressed(inside)
+        _check_copies(inside)
         return inside or _none_inside(text)
     if path.exists():
         _is_file(path)
@@ -177,6 +191,7 @@ def _listed(text: str) -> list[str]:
     if not matches:
         raise InputError(_NO_MATCH.format(text))
     _check_listed(text)
+    _check_copies(matches)
     return matches
 
 
@@ -256,6 +271,7 @@ def _find_remote(url: str) -> list[str]:
             matches = sorted(p for p in system.glob(path) if system.isfile(p))
             if not matches:
                 raise InputError(_NO_MATCH.format(url))
+            _check_copies(matches)
             return [system.unstrip_protocol(p) for p in matches]
         inside = sorted(system.find(path))
     except (OSError, ValueError) as error:
@@ -269,6 +285,7 @@ def _find_remote(url: str) -> list[str]:
     for name in data:
         _check_finished(name)
     _check_compressed(data)
+    _check_copies(data)
     return [system.unstrip_protocol(p) for p in data] or _none_inside(url)
 
 
@@ -300,6 +317,36 @@ def _check_compressed(paths: Sequence[str]) -> None:
                 " is by its name: found both, and both would be read. Remove one, or select the"
                 " files by a pattern."
             )
+
+
+def _check_copies(paths: Sequence[str]) -> None:
+    """Rejects files with a file beside them whose copies they are by their names."""
+    present: dict[str, str] = {}
+    for path in paths:
+        present.setdefault(_uncompressed(path), path)
+    for path in paths:
+        folder, name = os.path.split(_uncompressed(path))
+        original = _original(name)
+        beside = present.get(os.path.join(folder, original)) if original else None
+        if beside is not None:
+            raise InputError(
+                f"{path}: must not lie beside {os.path.basename(beside)}, whose copy it is by its"
+                " name: found both, and both would be read. Remove or rename one, or list the files"
+                " to read in source.files."
+            )
+
+
+def _uncompressed(path: str) -> str:
+    plain, end = os.path.splitext(path)
+    return plain if end.lower() in _COMPRESSED else path
+
+
+def _original(name: str) -> str:
+    """Returns the name of the file that a copy was made of, "" if the name is not of a copy."""
+    if match := _NAMED_BEFORE.fullmatch(name):
+        return match["name"]
+    match = _NAMED_AFTER.fullmatch(name)
+    return match["name"] + match["end"] if match else ""
 
 
 def _none_inside(path: str) -> list[str]:

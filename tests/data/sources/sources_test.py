@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -128,6 +129,39 @@ def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
         "first.csv", "day1.csv.gz", "day2.csv", "late3.csv", "late4.csv",
     ]  # fmt: skip
     assert len(records(source, "test")[0]) == 1
+
+
+@pytest.mark.parametrize("named", ["", "*"])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        *("part-0 (1).csv", "part-0(2).csv", "Copy of part-0.csv", "Copy (2) of part-0.csv"),
+        *("part-0 - Copy.csv", "part-0 - Copy (2).csv", "part-0 copy.csv", "part-0 copy 2.csv"),
+        *("part-0_copy.csv", "part-0 (another copy).csv", "part-0 (3rd copy).csv", "part-0 (1)"),
+        *("part-0 (Ann's conflicted copy 2024-05-01).csv", "part-0 - Kopie.csv"),
+    ],
+)
+def test_a_copy_beside_its_file_is_not_read_as_more_rows(tmp_path, copy, named):
+    original = tmp_path / ("part-0.csv" if copy.endswith(".csv") else "part-0")
+    for path in (original, tmp_path / copy):
+        path.write_text("n\n1\n")
+    source = dict(kind="csv", files=dict(train=f"{tmp_path}/{named}"))
+    with pytest.raises(InputError, match=rf"{re.escape(copy)}: must not lie beside part-0.*copy"):
+        make_source(source)
+    packed = original.with_name(f"{original.name}.gz")
+    packed.write_bytes(gzip.compress(original.read_bytes()))
+    original.unlink()
+    with pytest.raises(InputError, match=rf"{re.escape(copy)}: must not lie beside part-0"):
+        make_source(source)
+    packed.unlink()
+    assert len(make_source(source).files) == 1
+
+
+def test_names_that_are_like_copies_are_other_files(tmp_path):
+    for name in ("a.csv", "a (2024).csv", "photocopy.csv", "photo.csv", "a-2.csv", "b (1).csv"):
+        (tmp_path / name).write_text("n\n1\n")
+    source = make_source(dict(kind="csv", files=dict(train=str(tmp_path))))
+    assert len(source.files) == 6
 
 
 def test_directories_that_are_linked_are_read_once(tmp_path):
