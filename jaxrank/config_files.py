@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -17,6 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxrank import renames, shipped
 from jaxrank.config import PATTERN_FIELDS, default, named_fields, sections
+from jaxrank.config_lines import Sources, recording
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.extensions import importing_from
@@ -25,7 +27,6 @@ from jaxrank.models.registry import DEFAULT as DEFAULT_MODEL
 from jaxrank.task_losses import loss_name
 from jaxrank.validate import nearest, no_such_field
 
-_MAX_LISTED_LINES = 3  # lines that a message names
 # What must hold, by the start of Python's message.
 _CONVERSIONS = {
     "could not convert string to float": "a number",
@@ -177,7 +178,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
 
 def load_with_sources(
     path: str | Path, overrides: Sequence[str] = ()
-) -> tuple[ConfigDict, list[str]]:
+) -> tuple[ConfigDict, Sources]:
     """Returns the config that `load` loads, and the files that it comes from.
 
     Raises:
@@ -201,9 +202,7 @@ def load_with_sources(
 
 
 @contextlib.contextmanager
-def naming_lines(
-    config: ConfigDict, sources: Iterable[str], overrides: Sequence[str]
-) -> Iterator[None]:
+def naming_lines(config: ConfigDict, sources: Sources, overrides: Sequence[str]) -> Iterator[None]:
     """Adds the lines that set a field to an InputError about it within the block.
 
     Args:
@@ -252,8 +251,8 @@ def override_flags(overrides: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _mentions(sources: Iterable[str], message: str, overrides: Sequence[str]) -> str:
-    """Returns a sentence with the lines of files that name the field a message begins with.
+def _mentions(sources: Sources, message: str, overrides: Sequence[str]) -> str:
+    """Returns a sentence with the lines of files that set the field a message begins with.
 
     It is empty if there are none, or the command line sets the field.
     """
@@ -261,14 +260,9 @@ def _mentions(sources: Iterable[str], message: str, overrides: Sequence[str]) ->
     name = re.findall(r"[^\W\d]\w*", field[0])[-1:] if field else []
     if not name or any(name[0] in override for override in overrides):
         return ""
-    word = re.compile(rf"\b{name[0]}\b")
-    places = [
-        f"{file}:{number}"
-        for file in sources
-        for number, line in enumerate(Path(file).read_text(errors="replace").splitlines(), 1)
-        if word.search(line.partition("#")[0])
-    ]
-    return f" See {', '.join(places[:_MAX_LISTED_LINES])}." if places else ""
+    assert field is not None
+    lines = sources.lines(field[0])
+    return f" See {', '.join(lines)}." if lines else ""
 
 
 def _divided(path: str | Path) -> tuple[str, list[str]]:
@@ -279,8 +273,8 @@ def _divided(path: str | Path) -> tuple[str, list[str]]:
     return (f"{name}.py", [argument]) if colon else (str(path), [])
 
 
-def _loaded(path: str | Path) -> tuple[ConfigDict, list[str]]:
-    """Returns the config of a file, and the paths of this file and of the user files it imports."""
+def _loaded(path: str | Path) -> tuple[ConfigDict, Sources]:
+    """Returns the config of a file, and this file and the user files that it imports."""
     path, arguments = _divided(path)
     if not Path(path).is_file() or Path(path).suffix != ".py":
         raise InputError(f"--config: no such file: {path}. It must be a Python file.")
@@ -291,9 +285,10 @@ def _loaded(path: str | Path) -> tuple[ConfigDict, list[str]]:
     beside = Path(path).resolve().parent  # a config may start from its neighbour
     before = set(sys.modules)
     sys.modules["jaxrank_config"] = module  # where annotations that are text are looked up
+    is_of_user = functools.cache(lambda file: file == str(path) or _is_of_user(file))
     importlib.invalidate_caches()  # to see files that were written a moment ago
     try:
-        with importing_from(beside):
+        with importing_from(beside), recording(is_of_user) as lines:
             spec.loader.exec_module(module)
             if not callable(getattr(module, "get_config", None)):
                 must = "must define get_config(): found no such function"
@@ -318,7 +313,8 @@ def _loaded(path: str | Path) -> tuple[ConfigDict, list[str]]:
         raise InputError(
             f"--config: {path}: get_config() must return a ConfigDict: found {config!r}."
         )
-    return config, [str(path), *sorted({f for f in files if f and _is_of_user(f)} - {str(path)})]
+    others = sorted({f for f in files if f and _is_of_user(f)} - {str(path)})
+    return config, Sources((str(path), *others), lines.by_path(config))
 
 
 def _unknown_field(error: BaseException) -> str:

@@ -221,6 +221,41 @@ def test_a_later_error_about_a_field_names_the_lines_that_set_it(
     assert str(raised.value) == message + place.format(file)
 
 
+_NEIGHBOUR = """from jaxrank.config import default
+def start():
+    c = default()
+    c.batch_size, c.embedding.dim = 512, 16
+    c.features.dense = [dict(columns="a", log=False)]
+    return c
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "field", "places"),
+    [
+        (["c.batch_size = -1"], "batch_size", ["c.py:4"]),
+        (["d = c.embedding", "d['dim'] = -3"], "embedding.dim", ["c.py:5"]),
+        (["values = {'dim': -3}", "c.embedding.update(values)"], "embedding.dim", ["c.py:5"]),
+        (["c.update(embedding=dict(", "dim=-3))"], "embedding.dim", ["c.py:5"]),
+        (
+            ["c.features.dense = [", "dict(columns='a'),", "dict(columns='b', log=1)]"],
+            "features.dense[1].log",
+            ["c.py:6"],
+        ),
+        (["c.embedding.dim = -3"], "batch_size", ["neighbour.py:4"]),
+        (["c.embedding.dim = 4"], "features.dense[0].log", ["neighbour.py:5"]),
+        (["c = c.copy_and_resolve_references()"], "batch_size", ["neighbour.py:4"]),
+        (["c.batch_size = 4"], "eval.metric", []),
+    ],
+)
+def test_the_line_that_set_a_field_last_is_named(tmp_path, lines, field, places):
+    (tmp_path / "neighbour.py").write_text(_NEIGHBOUR)
+    body = "".join(f"    {line}\n" for line in ["c = neighbour.start()", *lines, "return c"])
+    (tmp_path / "c.py").write_text(f"import neighbour\ndef get_config():\n{body}")
+    _, sources = config_files._loaded(tmp_path / "c.py")
+    assert [place.rpartition("/")[2] for place in sources.lines(field)] == places
+
+
 def test_a_file_may_change_where_it_imports_from(tmp_path):
     text = "import sys\nfrom jaxrank.config import default as get_config\nsys.path.pop(0)\n"
     (tmp_path / "c.py").write_text(text)

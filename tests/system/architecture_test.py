@@ -23,7 +23,7 @@ FLOORS = (
     " request_losses",
     "extensions",
     "data embedding models metrics optim runtime task_losses calibration",
-    "step config",
+    "step config config_lines",
     "program checkpoints telemetry config_files config_reference",
     "build workdir flags defaults",
     "opening",
