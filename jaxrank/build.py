@@ -16,7 +16,7 @@ from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.base_rates import BaseRates, base_rates, neutral
-from jaxrank.config_files import id_patterns, to_plain
+from jaxrank.config_files import to_plain
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.packs import pack_requests
 from jaxrank.data.batches.room import ListRoom, estimated_room, list_room, report_room
@@ -573,11 +573,14 @@ class Builder:
 
     # Checks before data is prepared
 
-    def check_names(self) -> None:
+    def check_names(self, *, traces: bool = False) -> None:
         """Checks names of tasks, tables and parameters, and counts, against the schema.
 
         Needs no data, and builds nothing. Only names of parameters are known to a model alone: it
         is traced if `optim.dense.lr_multipliers` has any.
+
+        Args:
+            traces: trace the model anyway, for its own rules on dimensions and features.
 
         Raises:
             InputError: naming the field.
@@ -589,25 +592,22 @@ class Builder:
         self.watched_metric(self.config.features.get("group", ""))
         self.base_rates(None)
         self._by_table("embedding.placements", self.config.embedding.placements)
-        if multipliers := to_plain(self.config.optim.dense.lr_multipliers):
+        multipliers = to_plain(self.config.optim.dense.lr_multipliers)
+        if traces or multipliers:
             shapes = self.weights_shape(layouts.layout(self.schema, dims))
             optim.match_multipliers(shapes.params, multipliers)
 
     def check_scales(self) -> None:
-        """Checks names of features in `model.scales` of a new run. A run that resumes keeps them.
+        """Checks names of features in `model.scales` of a new run, which inherits none.
 
-        A feature that `features` may name, by a pattern or to skip it, need not be in the data: a
-        warm start inherits its scale.
+        A feature that `features.skip` names need not be there.
 
         Raises:
             InputError: naming the field, with the nearest feature.
         """
         features = [f.name for f in self.schema.categorical] + [f.name for f in self.schema.ragged]
-        patterns = id_patterns(self.config.features)
-        if not patterns:  # a store has the features, and a scale may be inherited
-            return
         skipped = self.config.features.get("skip", ())
-        patterns += [skipped] if isinstance(skipped, str) else list(skipped)
+        patterns = [skipped] if isinstance(skipped, str) else list(skipped)
         for name in self.config.model.get("scales", ()):  # of a factorization machine
             if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 validate.check_choice("model.scales", name, features)

@@ -110,7 +110,7 @@ def open_data(
         InputError: the config does not fit the data, or there is none.
     """
     located = locate(config, workdir, inherits=inherits)
-    checked = functools.partial(_check_names, config, check)
+    checked = functools.partial(_check_names, config, check, traces=not located.exists())
     if generate is None:
         store = located.prepare(report, checked)
     elif located.exists():
@@ -131,16 +131,22 @@ def open_data(
     return OpenedData(Builder(chosen, store.schema), store, split, valid)
 
 
-def _check_names(config: ConfigDict, check: Callable[[Builder], None], schema: Schema) -> None:
+def _check_names(
+    config: ConfigDict, check: Callable[[Builder], None], schema: Schema, *, traces: bool
+) -> None:
     """Checks names in a config before its data is read.
 
     Parameters of a model that the data decides on are checked when it is built.
+
+    Args:
+        traces: see `Builder.check_names`. Before data is prepared, which takes longer.
     """
     assumed = defaults.choose_unread(config, 1, schema, lambda text: None)
     if defaults.has_open_model(config):
         with assumed.unlocked():
             assumed.optim.dense.lr_multipliers = ConfigDict()
-    Builder(assumed, schema).check_names()
+        traces = False
+    Builder(assumed, schema).check_names(traces=traces)
     check(Builder(config, schema))
 
 

@@ -257,12 +257,15 @@ def build(
     report: Report,
     *,
     inherits_store: bool = False,
+    inherits_scales: bool = False,
     num_steps: int = 0,
 ) -> Run:
     """Builds everything that `train` needs, without running a step.
 
     Args:
         inherits_store: see `inherits` of `opening.locate`.
+        inherits_scales: whether `model.scales` are those of an older run, which may have had
+            features that this data lacks.
         num_steps: last step of a run without evaluation, for more steps than in the config with the
             same shapes. 0: the last step of the config.
 
@@ -274,7 +277,9 @@ def build(
     processes.check_devices(mesh)
     check_means()
     check_row_shards(mesh.shape[meshes.SHARD])
-    data = open_data(config, directory, report, inherits_store=inherits_store)
+    data = open_data(
+        config, directory, report, inherits_store=inherits_store, inherits_scales=inherits_scales
+    )
     builder = data.builder.without_evaluation() if num_steps else data.builder
     config = builder.config
     run_schedule = builder.run_schedule(data.packed.rows)
@@ -340,11 +345,23 @@ def build(
 
 @contextlib.contextmanager
 def build_endless(
-    config: ConfigDict, directory: Path, report: Report, *, inherits_store: bool = False
+    config: ConfigDict,
+    directory: Path,
+    report: Report,
+    *,
+    inherits_store: bool = False,
+    inherits_scales: bool = False,
 ) -> Iterator[Run]:
     """Builds a run whose batches never end, to measure it. It saves no checkpoints. See `build`."""
     num_steps = _MAX_STEPS // config.steps_per_execution * config.steps_per_execution
-    run = build(config, directory, report, inherits_store=inherits_store, num_steps=num_steps)
+    run = build(
+        config,
+        directory,
+        report,
+        inherits_store=inherits_store,
+        inherits_scales=inherits_scales,
+        num_steps=num_steps,
+    )
     try:
         run.checkpoints.close()
         yield run
@@ -364,8 +381,11 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
     directory = files.directory(workdir)
     configs.check(config)
     with lock.locked(directory):
+        inherits_scales = not config.model.get("scales")
         config = opening.inherit(config, directory)
-        with build_endless(config, directory, report, inherits_store=True) as run:
+        with build_endless(
+            config, directory, report, inherits_store=True, inherits_scales=inherits_scales
+        ) as run:
             yield run
 
 
@@ -388,17 +408,27 @@ class TrainingData:
 
 
 def open_data(
-    config: ConfigDict, directory: Path, report: Report, *, inherits_store: bool
+    config: ConfigDict,
+    directory: Path,
+    report: Report,
+    *,
+    inherits_store: bool,
+    inherits_scales: bool = False,
 ) -> TrainingData:
     """Opens the data of a run, prepared first if it is absent; see `opening.open_data`.
 
     Args:
         inherits_store: see `inherits` of `opening.locate`.
+        inherits_scales: see `build`.
 
     Raises:
         InputError: the config does not fit the data.
     """
-    check = functools.partial(_check_files_and_columns, is_new=not files.has_checkpoint(directory))
+    check = functools.partial(
+        _check_files_and_columns,
+        is_new=not files.has_checkpoint(directory),
+        checks_scales=not inherits_scales,
+    )
     opened = opening.open_data(config, directory, report, inherits=inherits_store, check=check)
     builder, store, split = opened.builder, opened.store, opened.split
     assert store is not None
@@ -573,7 +603,7 @@ def _report_batches(
         )
 
 
-def _check_files_and_columns(builder: Builder, *, is_new: bool) -> None:
+def _check_files_and_columns(builder: Builder, *, is_new: bool, checks_scales: bool) -> None:
     """Checks what a run reads beside its features, and files of vectors and scales of a new run.
 
     Raises:
@@ -582,7 +612,8 @@ def _check_files_and_columns(builder: Builder, *, is_new: bool) -> None:
     if cluster := builder.eval.cluster:
         check_column_name(builder.schema, builder.features, cluster, "eval.cluster")
     if is_new:
-        builder.check_scales()
+        if checks_scales:
+            builder.check_scales()
         builder.open_table_vectors()
 
 

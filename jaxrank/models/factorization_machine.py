@@ -110,9 +110,9 @@ class FactorizationMachine(nn.Module):
         dims = {part.shape[2] for part in parts}
         if len(dims) > 1 or min(dims, default=self.tasks) < self.tasks:
             raise InputError(
-                "a factorization machine must have tables of one dimension, at least the number"
-                f" of tasks: found dimensions {sorted(dims)}, {self.tasks} tasks. Set embedding.dim"
-                " and leave out embedding.dims."
+                "embedding.dim: a factorization machine must have tables of one dimension, at least"
+                f" the number of tasks: found dimensions {sorted(dims)}, {self.tasks} tasks. Set"
+                " embedding.dim and leave out embedding.dims."
             )
         return (
             jnp.concatenate(parts, axis=1)

@@ -134,7 +134,7 @@ def test_a_config_that_leaves_scales_open_suits_a_store_with_any(tmp_path, store
         c.features.tasks = [dict(name="t", label="y")]
         c.features.dense = [dict(columns="x", **fields)]
         c.data.store, c.data.valid = str(tmp_path / "store"), "train"
-        return data.locate(c.data, c.features, c.source, tmp_path / "run").prepare(nothing)
+        return opening.locate(c, tmp_path / "run").prepare(nothing)
 
     first = open_data(**stored)
     if suits:
