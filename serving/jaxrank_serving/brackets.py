@@ -34,6 +34,9 @@ _CALL = re.compile(rf"{_WORD}\({_SPACE}*+[\[({{]", re.ASCII)
 _ARGUMENT = re.compile(rf"[\])}}]{_SPACE}*+,{_SPACE}*+\w++=", re.ASCII)
 _OPENING = re.compile(rf"(?:{_WORD})?[\[({{<]{_SPACE}*", re.ASCII)
 _DIGITS = re.compile(r"[-+]?[0-9][0-9.]*")
+# The ends of a list in brackets that was split.
+_OPENED = re.compile(rf"{_SPACE}*+[\[({{][^\])}}]*")
+_CLOSED = re.compile(rf"[^\[({{]*[\])}}]{_SPACE}*+")
 _SPACES = "\t\n\f\r "
 _FIRST = "[({<'\" \t\n\f\r"
 _LAST = "])}>'\" \t\n\f\r"
@@ -79,6 +82,29 @@ def find_list(cells: Sequence[Any]) -> int | None:
         return None
     lists = (i for i, cell in enumerate(cells) if isinstance(cell, str) and _is_list(cell))
     return next(lists, None)
+
+
+def find_part(cells: Sequence[Any], lengths: Sequence[int]) -> int | None:
+    """Returns the index of the first id of a list that is a list in brackets or begins one that
+    was split, such as "[1" of ["[1", "2]"], or None.
+
+    Args:
+        cells: ids, those of one list after the other.
+        lengths: of the lists.
+    """
+    if not may_have_list("".join(cell for cell in cells if isinstance(cell, str))):
+        return None
+    start, places = 0, []
+    for length in lengths:
+        first, last = cells[start : start + 1], cells[start + length - 1 : start + length]
+        start += length
+        if length < 2 or not isinstance(first[0], str) or not isinstance(last[0], str):
+            continue
+        if _OPENED.fullmatch(first[0]) and _CLOSED.fullmatch(last[0]):
+            places.append(start - length)
+            break
+    whole = find_list(cells)
+    return min([*places, *([] if whole is None else [whole])], default=None)
 
 
 def _is_list(cell: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxrank_serving.brackets import is_bracketed, read
+from jaxrank_serving.brackets import find_part, is_bracketed, read
 from jaxrank_serving.errors import RequestError
 from jaxrank_serving.signature import Column
 
@@ -300,8 +300,13 @@ def elements(
         lengths = np.fromiter(map(len, cells.values), np.int64, len(cells.values))
         rows = np.repeat(np.arange(len(lengths)), lengths)
         joined = list(itertools.chain.from_iterable(cells.values))
-        return Cells(joined, cells.column, cells.is_context, rows), lengths
+        result = Cells(joined, cells.column, cells.is_context, rows)
+        if brackets != "keep":
+            _check_parts(result, lengths, must)
+        return result, lengths
     flat: list[Any] = []
+    listed = np.zeros(len(cells.values), np.int64)  # lengths of the cells that are lists
+    parts: list[Any] = []
     lengths = np.zeros(len(cells.values), np.int64)
     is_text = cells.column.type in TEXTS and not cells.column.is_list
     for i, cell in enumerate(cells.values):
@@ -311,14 +316,26 @@ def elements(
             cell = cell.tolist()
         if isinstance(cell, list | tuple):
             part: Sequence[Any] = cell
+            parts.extend(part)
+            listed[i] = len(part)
         elif isinstance(cell, str) and is_text:
             part = _split(cells, i, cell, separator, brackets, must)
         else:
             cells.reject(i, must)
         flat.extend(part)
         lengths[i] = len(part)
+    if parts and brackets != "keep":
+        rows = np.repeat(np.arange(len(listed)), listed)
+        _check_parts(Cells(parts, cells.column, cells.is_context, rows), listed, must)
     rows = np.repeat(np.arange(len(lengths)), lengths)
     return Cells(flat, cells.column, cells.is_context, rows), lengths
+
+
+def _check_parts(cells: Cells, lengths: np.ndarray, must: str) -> None:
+    """Rejects ids of lists that are lists in brackets, or the ends of one that was split."""
+    index = find_part(cells.values, lengths.tolist())
+    if index is not None:
+        cells.reject(index, f"{must} whose parts have no brackets of a list")
 
 
 def _split(

@@ -85,6 +85,37 @@ def test_the_scorer_reads_brackets_as_the_preparation_does(separator):
     assert sum(bool(values) for values in lists) > 500
 
 
+def test_the_scorer_finds_the_parts_of_lists_that_the_preparation_rejects():
+    r = random.Random(1)
+    words = [
+        "[1",
+        "2]",
+        " (a",
+        "b) ",
+        "{x",
+        "7}",
+        "a",
+        "3",
+        "[1,2]",
+        "",
+        "[",
+        "]",
+        "(a)",
+        "a]b",
+        "['c",
+    ]
+    values = [r.choices(words, k=r.randint(0, 4)) for _ in range(3000)]
+    rejected = 0
+    for value in values:
+        flags = preparation.in_lists(pa.array(value, pa.string()), np.array([len(value)]))
+        first = int(np.flatnonzero(flags)[0]) if flags.any() else None
+        assert scorer.find_part(value, [len(value)]) == first, value
+        rejected += flags.any()
+    assert 500 < rejected < 2500
+    joined = [["a", "b"], ["c"], ["[1", "x", "2]"], ["[3", "4]"]]
+    assert scorer.find_part([part for value in joined for part in value], [2, 1, 3, 2]) == 3
+
+
 @pytest.mark.parametrize(("beginning", "repeated", "end"), LONG)
 def test_a_long_cell_stops_neither_the_scorer_nor_the_preparation(beginning, repeated, end):
     cell = beginning + repeated * (100_000 // len(repeated)) + end

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from jaxrank_serving.derived.columns import DerivedColumns
+from jaxrank_serving.derived.times import _parse_numbers as score_numbers
 from jaxrank_serving.errors import BundleError, RequestError
 from jaxrank_serving.requests import cells_of_request
 from jaxrank_serving.server.inference import metadata
@@ -18,6 +19,7 @@ from jaxrank_serving.values import Cells, as_text
 
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.derive import derive
+from jaxrank.data.encode.times import _parse_numbers as parse_numbers
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.spec.derived import DerivedSpec
 from jaxrank.data.spec.features import FeatureSpec
@@ -188,6 +190,26 @@ def test_numbers_are_times_as_their_format_says(time_format):
     numbers = {name: TIMES[name] for name in ("int64", "float64")}
     accepted, _ = compare("hour", numbers | {"text": (pa.string(), NUMBERS)}, time_format)
     assert accepted >= 3
+
+
+@pytest.mark.parametrize(
+    "form", ["%d%m%Y%H", "%m%d%Y%H", "%d%m%y%H%M", "%m%d%y%H%M", "%Y%m%d%H", "%y%m%d%H%M", ""]
+)
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_dates_of_ten_digits_are_rejected_together_as_in_the_preparation(form, count):
+    r = random.Random(form)
+    rejected = 0
+    for _ in range(100):
+        start = datetime.datetime(r.randint(1990, 2026), 1, 1)
+        times = [start + datetime.timedelta(hours=r.random() * 8760) for _ in range(count)]
+        if r.random() < 0.3:
+            times = times[:1] * count
+        digits = [int(t.strftime(form) if form else t.timestamp()) for t in times]
+        expected = parse_numbers(np.array(digits, np.float64), "")
+        actual = score_numbers(np.array(digits, np.float64), "")
+        np.testing.assert_array_equal(actual, expected, err_msg=str(digits))
+        rejected += bool(np.isnan(actual).any())
+    assert rejected > (60 if form and count > 1 else -1)
 
 
 def test_a_column_is_of_the_context_if_its_inputs_are():

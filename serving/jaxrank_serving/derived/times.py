@@ -13,6 +13,13 @@ _DAY = 86_400  # seconds
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799  # the years 1 to 9999
 _FIRST_SECONDS, _LAST_SECONDS = 315_532_800, 4_102_444_799  # 1980 to 2099
 _PLAIN_DATES = (20_130_000, 21_000_000)  # YYYYMMDD is no other form between them
+# The rules of jaxrank.data.encode.times for dates of ten digits; a test compares both.
+_VALID_SHARES = 0.12, 0.31, 0.24, 0.6  # of months, days, hours and minutes
+_OTHER_ORDERS = ("DDMMYYYYHH", "MMDDYYYYHH", "DDMMYYHHMM", "MMDDYYHHMM")
+_OTHER_YEARS = (1980, 2099)
+_OTHER_SHARES = {"DD": 0.31, "MM": 0.12, "YYYY": 0.012, "YY": 1.0, "HH": 0.24, "mm": 0.6}
+_IMPROBABLE = 1e-3
+_LOOKED_AT = 1000  # numbers
 _UNITS = {
     **{"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9},
     **{"minutes": 60.0, "hours": 3600.0, "days": 86_400.0},
@@ -135,14 +142,72 @@ def _parse_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
     if time_format:
         return _calendar(numbers, time_format)
     result = np.where((numbers >= _FIRST_SECONDS) & (numbers <= _LAST_SECONDS), numbers, np.nan)
-    # Numbers of ten digits could also be dates of these forms.
+    # Numbers of ten digits could also be dates. Of seconds before 2033 all are, or none.
     for name in ("YYYYMMDDHH", "YYMMDDHHMM"):
         could_be = np.flatnonzero(result >= 2e9)
         result[could_be[~np.isnan(_calendar(result[could_be], name))]] = np.nan
+        early = result < 2e9
+        if _are_dates(result[early], name):
+            result[early] = np.nan
+    for name in _OTHER_ORDERS:
+        could_be = np.flatnonzero(result >= 2e9)
+        result[could_be[_in_order(result[could_be], name)]] = np.nan
+        early = result < 2e9
+        if _are_in_order(result[early], name):
+            result[early] = np.nan
     first, last = _PLAIN_DATES
     short = np.flatnonzero((numbers > first) & (numbers < last))
     result[short] = _calendar(numbers[short], "YYYYMMDD")
     return result
+
+
+def _are_dates(numbers: np.ndarray, form: str) -> bool:
+    """Returns True if all numbers are dates of a form, which would be improbable for seconds."""
+    # Most seconds are no dates, so that the first one ends the search.
+    if not len(numbers) or any(
+        np.isnan(_calendar(part, form)).any() for part in (numbers[:1], numbers)
+    ):
+        return False
+    fields = (len(form) - form.count("Y")) // 2
+    probability = 1.0
+    for field, share in enumerate(_VALID_SHARES[:fields]):
+        above = 100 ** (fields - field)
+        probability *= share ** len(np.unique(numbers[:_LOOKED_AT] // above))
+    return probability < _IMPROBABLE
+
+
+def _order_parts(name: str) -> list[str]:
+    """Returns the fields of a name of `_OTHER_ORDERS`, with minutes as "mm"."""
+    year = "YYYY" if "YYYY" in name else "YY"
+    start, end = name.split(year)
+    return [start[:2], start[2:], year, *(["HH", "mm"] if end == "HHMM" else ["HH"])]
+
+
+def _in_order(numbers: np.ndarray, name: str) -> np.ndarray:
+    """Returns bool[n]: True for dates of a name of `_OTHER_ORDERS`, of 1980 to 2099."""
+    rest, fields = np.floor(np.nan_to_num(numbers)).astype(np.int64), {}
+    for part in reversed(_order_parts(name)):
+        rest, fields[part] = np.divmod(rest, 10 ** len(part))
+    year = fields.get("YYYY")
+    if year is None:
+        year = np.where(fields["YY"] < 69, fields["YY"] + 2000, fields["YY"] + 1900)
+    digits = ((year * 100 + fields["MM"]) * 100 + fields["DD"]) * 100 + fields["HH"]
+    digits = digits * 100 + fields.get("mm", 0)
+    first, last = _OTHER_YEARS
+    whole = (rest == 0) & (numbers == np.floor(numbers)) & (year >= first) & (year <= last)
+    return whole & ~np.isnan(_calendar(np.where(whole, digits, 0.0), "YYYYMMDDHHMM"))
+
+
+def _are_in_order(numbers: np.ndarray, name: str) -> bool:
+    """Returns True if all numbers are dates of an order, as `_are_dates` does."""
+    if not len(numbers) or not all(_in_order(part, name).all() for part in (numbers[:1], numbers)):
+        return False
+    parts, above, probability = _order_parts(name), 10**10, 1.0
+    for last, part in zip(parts, parts[1:], strict=False):
+        above //= 10 ** len(last)
+        draws = len(np.unique(numbers[:_LOOKED_AT] // above))
+        probability *= _OTHER_SHARES[part] ** draws
+    return probability < _IMPROBABLE
 
 
 def _calendar(numbers: np.ndarray, form: str) -> np.ndarray:
