@@ -140,7 +140,8 @@ def prepare(
     split = TRAIN if TRAIN in data.splits else data.splits[0]
     line = unscaled_line(store.schema.dense, store.split(split).statistics)
     if line:
-        report(line)
+        hint = " They are scaled by a split 'train', or as in a store that --vocabularies names."
+        report(line + hint * (TRAIN not in data.splits and not vocabularies))
     return store
 
 

@@ -365,8 +365,13 @@ def _criteo_columns(path: str) -> list[str]:
 
 
 def _check_criteo(path: str, line: str) -> None:
-    """Rejects a first line of names, which Criteo's files do not have."""
+    """Rejects a first line of names or with commas, which Criteo's files do not have."""
     cells = [cell.strip() for cell in line.removeprefix("\ufeff").split("\t")]
+    if len(cells) == 1 and line.count(",") >= len(CRITEO_COLUMNS) - 2:
+        raise InputError(
+            f"{path}, row 1: must have tabs between its columns, as Criteo's files have: found"
+            " commas. Set source.kind='csv', with source.columns where there is no header."
+        )
     has_label = len(cells) == len(CRITEO_COLUMNS)
     if not has_label and len(cells) != len(CRITEO_COLUMNS) - 1:
         return

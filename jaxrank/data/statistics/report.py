@@ -12,7 +12,8 @@ from jaxrank.features import Dense
 _MAX_TABLE_ROWS = 20
 _MAX_VOCABULARIES = 20
 _MAX_WORST = 3
-# A dense feature with a mean or deviation above `_LARGE` was learned worse than by a regression.
+# A dense feature with a mean or deviation above `_LARGE`, or a mean of so many deviations, was
+# learned worse than by a regression.
 _LARGE, _SMALL_STD = 10, 0.01
 
 Columns = Mapping[str, Mapping[str, Any]]
@@ -66,7 +67,8 @@ def unscaled(dense: Sequence[Dense], statistics: Mapping[str, Any]) -> dict[str,
         mean, std = moments.get("mean"), moments.get("std")
         if feature.log or (feature.mean, feature.std) != (0, 1) or mean is None:
             continue
-        if abs(mean) > _LARGE or std > _LARGE or 0 < std < _SMALL_STD:
+        is_far = abs(mean) > _LARGE or abs(mean) > max(1, _LARGE * std) and std > 0
+        if is_far or std > _LARGE or 0 < std < _SMALL_STD:
             result[feature.name] = f"mean {_number(mean)}, std {_number(std)}"
     return result
 
@@ -78,7 +80,7 @@ def unscaled_line(dense: Sequence[Dense], statistics: Mapping[str, Any]) -> str:
         return ""
     return (
         f"Dense features that are not scaled: {first_names(texts)}. Models learn such numbers"
-        " badly: set standardize=True, or log=True, in features.dense."
+        " badly: leave `standardize` out of features.dense, or set log=True, and prepare again."
     )
 
 

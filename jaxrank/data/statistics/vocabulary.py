@@ -16,6 +16,7 @@ from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 _MERGE_AFTER = 1 << 16
 _MAX_COMPARED = 1_000_000  # values whose forms are compared, the most frequent ones
 _THOUSANDS = r"^[-+]?[0-9]{1,3}(,[0-9]{3})+(\.0*)?$"
+_QUOTED = r"""(?s)^(?:'(.+)'|"(.+)")$"""
 _WHOLE_NUMBER = r"^\+?(-?)0*([0-9]+)(?:\.0*)?$"
 _SLICE = 1 << 16
 _SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
@@ -37,7 +38,7 @@ def find_two_forms(values: pa.Array | pa.ChunkedArray) -> tuple[int, list[str]] 
     """Finds different values that mean the same in different forms.
 
     They are whole numbers with a fraction of zero, leading zeros, a plus or commas between
-    thousands, and texts with spaces around them or with accents as separate letters.
+    thousands, and texts with spaces or quotes around them or with accents as separate letters.
 
     Args:
         values: different strings, the most frequent first.
@@ -51,6 +52,7 @@ def find_two_forms(values: pa.Array | pa.ChunkedArray) -> tuple[int, list[str]] 
     forms = pc.utf8_trim(values, " \t\n\r\v\f\u00a0\u200b\u202f\u3000\ufeff")
     if not pc.all(pc.string_is_ascii(forms)).as_py():
         forms = pc.utf8_normalize(forms, form="NFC")
+    forms = pc.replace_substring_regex(forms, _QUOTED, r"\1\2")
     grouped = pc.match_substring_regex(forms, _THOUSANDS)
     forms = pc.if_else(grouped, pc.replace_substring(forms, ",", ""), forms)
     forms = pc.replace_substring_regex(forms, _WHOLE_NUMBER, r"\1\2")

@@ -263,7 +263,10 @@ def test_open_floats_stay_as_they_are_without_a_training_split(tmp_path):
     features = dict(tasks=[CLICK], dense=[dict(columns="x")])
     store = prepare(features, source, tmp_path / "store", report=lines.append)
     assert store.schema.dense == (Dense("x"),)
-    assert any("Dense features that are not scaled: x" in line for line in lines)
+    (line,) = (line for line in lines if "Dense features that are not scaled: x" in line)
+    assert line.endswith(
+        "They are scaled by a split 'train', or as in a store that --vocabularies names."
+    )
 
 
 def test_the_schema_holds_the_transform_of_each_float(tmp_path):
@@ -894,14 +897,16 @@ def test_two_thousand_columns_by_pattern(tmp_path):
 
 
 def test_dense_features_with_large_numbers_are_reported(tmp_path):
-    names = ["label", "age", "rate", "small", "flag", "scaled", "amount", "none"]
-    rows = [[i % 2, 18 + i, 0.2, i / 1e5, i % 2, 1e9 + i, 1000 * i, ""] for i in range(50)]
+    names = ["label", "age", "rate", "small", "flag", "scaled", "amount", "none", "stars"]
+    rows = [
+        [i % 2, 18 + i, 0.2, i / 1e5, i % 2, 1e9 + i, 1000 * i, "", 4 + i / 100] for i in range(50)
+    ]
     lines: list[str] = []
     store = prepare(
         dict(
             tasks=[CLICK],
             dense=[
-                dict(columns=["age", "rate", "small", "flag", "none"], standardize=False),
+                dict(columns=["age", "rate", "small", "flag", "none", "stars"], standardize=False),
                 dict(columns="scaled", standardize=True),
                 dict(columns="amount", log=True),
             ],
@@ -913,10 +918,10 @@ def test_dense_features_with_large_numbers_are_reported(tmp_path):
     (line,) = (line for line in lines if "not scaled" in line)
     assert line.startswith(
         "Dense features that are not scaled: age (mean 42.5, std 14.43), small (mean 0.000245, std"
-        " 0.0001443). Models learn"
+        " 0.0001443), stars (mean 4.245, std 0.1443). Models learn"
     )
     statistics = store.split("train").statistics
-    assert list(unscaled(store.schema.dense, statistics)) == ["age", "small"]
+    assert list(unscaled(store.schema.dense, statistics)) == ["age", "small", "stars"]
 
 
 def test_a_report_has_a_line_for_each_feature(tmp_path):

@@ -126,7 +126,9 @@ def test_a_file_without_rows_may_have_other_columns(tmp_path, schema, place):
 @pytest.mark.parametrize(
     ("first", "second"),
     [(pa.array(NUMBERS), TEXT), (pa.array(NUMBERS, "u8"), pa.array(NUMBERS)),
-     (pa.array([[1], [2]]), pa.array(NUMBERS)),],
+     (pa.array([[1], [2]]), pa.array(NUMBERS)), (pa.array(NUMBERS, "u8"), pa.array(NUMBERS, "i1")),
+     (TEXT.dictionary_encode(), pa.array(NUMBERS).dictionary_encode()),
+     (pa.array(NUMBERS, "f8"), TEXT), (pa.array([True, False]), TEXT),],
 )  # fmt: skip
 def test_types_of_other_values_are_rejected_with_what_to_do(tmp_path, first, second):
     message = r"1.parquet, column c: must be of type .* as in .*0.*Write the column with one type"

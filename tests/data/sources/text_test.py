@@ -410,6 +410,9 @@ def test_a_header_of_a_criteo_file_is_rejected(tmp_path, names):
     path.write_text("\t".join(names) + "\n" + record)
     with rejected("a.tsv, row 1: must be a record", f"names '{names[0]}', ", "kind='csv'"):
         open_source(path, "criteo")
+    path.write_text(",".join(names) + "\n" + record)
+    with rejected("a.tsv, row 1: must have tabs", "found commas", "kind='csv'"):
+        open_source(path, "criteo")
     path.write_text(record.replace("1", "", 14) + record)  # missing numbers are no names
     assert len(read(open_source(path, "criteo"))) == 2
 
