@@ -36,7 +36,7 @@ def make_config(tmp_path, **data):
             files={name: str(tmp_path / f"{name}.parquet") for name in ("train", "valid")},
         )
         config.features.tasks = [dict(name="click", label="click")]
-        config.features.dense = [dict(columns="x")]
+        config.features.dense = [dict(columns="x", standardize=False)]
         config.features.categorical = [dict(columns="item", encoding="integer", rows=40)]
         config.features.ragged = [dict(columns="seen", encoding="integer", rows=40, table="item")]
         config.features.keep = ["item"]

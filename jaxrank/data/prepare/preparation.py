@@ -87,8 +87,8 @@ class Preparation:
             for line in statistics_report.vocabulary_lines(fitted.changes, is_first=is_first):
                 self._report(line)
         if not self._settings.hash_key_file:
-            for table, vocabulary in fitted.vocabularies.items():
-                if line := statistics_report.forms_line(f"table {table}", vocabulary.values):
+            for name, vocabulary in fitted.vocabularies.items():
+                if line := statistics_report.forms_line(f"table {name}", vocabulary.values):
                     self._report(line)
         for table in self._settings.wanted.tables:
             rows = len(fitted.vocabularies[table.name].values)
