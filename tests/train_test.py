@@ -618,7 +618,7 @@ def test_data_that_was_prepared_again_is_rejected_on_resume(store, tmp_path):
         train_run(other, tmp_path / "run", tiny.config())
 
     c = tiny.config()
-    c.features.dense = [dict(columns="f*")]
+    c.features.dense = [dict(columns="f*", standardize=False)]
     for name, rows in (("first", 6000), ("second", 6001)):
         c.source.rows.train = rows
         path = tmp_path / name
