@@ -43,13 +43,13 @@ class SetLines:
             self._sections[id(section)] = section
             self._places[id(section), key] = Place(file, frame.f_lineno)
 
-    def by_path(self, config: ConfigDict, path: str = "") -> dict[str, Place]:
-        """Returns the statement that set each field of a config last, as far as they are known."""
+    def by_path(self, section: ConfigDict, path: str = "") -> dict[str, Place]:
+        """Returns the statement that set each field of a section last, as far as they are known."""
         places = {}
-        for key, value in config._fields.items():
+        for key, value in section._fields.items():
             below = f"{path}.{key}" if path else str(key)
-            if (id(config), key) in self._places:
-                places[below] = self._places[id(config), key]
+            if (id(section), key) in self._places:
+                places[below] = self._places[id(section), key]
             if isinstance(value, ConfigDict):
                 places |= self.by_path(value, below)
         return places

@@ -76,6 +76,11 @@ def locate(
     return RunData(path, is_direct, is_own, *sections)
 
 
+def has_scales(config: ConfigDict) -> bool:
+    """Returns True if a config has scales of features, before or without `inherit`."""
+    return bool(config.model.get("scales"))
+
+
 def inherit(config: ConfigDict, workdir: str | Path, init_from: Path | None = None) -> ConfigDict:
     """Returns the config with open fields as in the run in `workdir`, if there is one.
 

@@ -381,7 +381,7 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
     directory = files.directory(workdir)
     configs.check(config)
     with lock.locked(directory):
-        inherits_scales = not config.model.get("scales")
+        inherits_scales = not opening.has_scales(config)
         config = opening.inherit(config, directory)
         with build_endless(
             config, directory, report, inherits_store=True, inherits_scales=inherits_scales

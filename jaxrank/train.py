@@ -106,7 +106,7 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(timer)
         stack.enter_context(lock.locked(directory))
-        inherits_scales = not config.model.get("scales")
+        inherits_scales = not opening.has_scales(config)
         with processes.together():
             older = start.parse_source(init_from)[0] if init_from else None
             config = opening.inherit(config, directory, older)

@@ -46,7 +46,10 @@ DATA_FLOORS = (
 )
 ENTRY = "__main__"  # above all floors
 # The builder, which alone reads fields of a whole config.
-BUILDER = ("config.py", "config_files.py", "defaults.py", "build.py", "opening.py", "run.py")
+BUILDER = (
+    *("config.py", "config_lines.py", "config_files.py"),
+    *("defaults.py", "build.py", "opening.py", "run.py"),
+)
 
 
 def module_name(path: Path) -> str:
