@@ -8,9 +8,9 @@ import numpy as np
 from jaxrank.data.encode.encoder import log_transform
 from jaxrank.data.statistics.split import Moments
 
-# A tail that ends so many deviations from the mean has most other numbers close together.
+# Deviations from the mean: where a number is farther, most others are close together.
 _LONG_TAIL = 10
-# Numbers are at most so many deviations from the mean: a rare one must not dominate a batch.
+# Maximum distance from the mean in deviations: a rare number must not dominate a batch.
 _MAX_DEVIATIONS = 30
 _MAX_NAMED = 10
 

@@ -12,7 +12,7 @@ from jaxrank.features import Dense
 _MAX_TABLE_ROWS = 20
 _MAX_VOCABULARIES = 20
 _MAX_WORST = 3
-# A dense feature with a mean or deviation above `_LARGE`, or a mean of so many deviations, was
+# A dense feature with a mean or deviation above `_LARGE`, or a mean above `_LARGE` deviations, was
 # learned worse than by a regression.
 _LARGE, _SMALL_STD = 10, 0.01
 
