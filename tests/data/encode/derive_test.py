@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tfrecords
 import xxhash
 from jaxrank_serving.derived import columns
 
@@ -101,6 +102,19 @@ def generated(seed, count=500):
     }
 
 
+def tf_example(row):
+    """Encodes a record as tf.Example, in which a missing value is a feature that is absent."""
+    kinds = {int: "int64", float: "float32"}
+    features = {
+        name: tfrecords.feature(kinds[type(value)], [value])
+        if type(value) in kinds
+        else tfrecords.feature("bytes", [str(value).encode()])
+        for name, value in row.items()
+        if value is not None
+    }
+    return tfrecords.example(features)
+
+
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("derived")
@@ -110,20 +124,22 @@ def stores(tmp_path_factory):
         csv.writer(file, lineterminator="\n").writerows(
             [list(columns), *zip(*columns.values(), strict=True)]
         )
-    parquet, text = (
+    parquet, text, records = (
         dict(kind=kind, files=dict(train=str(folder / f"raw.{kind}")))
-        for kind in ("parquet", "csv")
+        for kind in ("parquet", "csv", "tfrecord")
     )
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    tfrecords.write_file(folder / "raw.tfrecord", map(tf_example, rows))
     readers = {
         "parquet": prepare(FEATURES, parquet, folder / "a", report=lambda _: None),
         "csv": prepare(FEATURES, text, folder / "b", report=lambda _: None),
+        "tfrecord": prepare(FEATURES, records, folder / "c", report=lambda _: None),
         "direct": open_direct(FEATURES, parquet),
     }
     return readers, [plain(row) for row in rows]
 
 
-@pytest.mark.parametrize("reader", ["parquet", "csv", "direct"])
+@pytest.mark.parametrize("reader", ["parquet", "csv", "tfrecord", "direct"])
 def test_derived_values_are_those_of_plain_python(stores, reader):
     store, expected = stores[0][reader], stores[1]
     block, first = (s.split("train").read_block(0) for s in (store, stores[0]["parquet"]))
