@@ -10,7 +10,9 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.statistics.quantiles import QuantileSketch
 from jaxrank.features import PAD, RESERVED_ROWS, UNKNOWN_ROW, Schema
 
-_MAX_COUNTED_ROWS = 1 << 22  # rows that are counted separately. Rows of larger tables share counts
+# Rows that are counted separately. Rows of larger tables share counts. Vocabularies have no limit,
+# because their values take more memory than one count each.
+_MAX_COUNTED_ROWS = 1 << 22
 
 
 def folded_note() -> str:
@@ -25,8 +27,9 @@ class Counts:
         rows: number of examples.
         numbers: a sketch of the raw numbers of each dense feature, by name. Missing ones that have
             an indicator are left out.
-        ids: i64[rows of the table] of each categorical and ragged feature, by name. Rows from
-            4,194,304 share the counts of lower rows, but not those of reserved rows.
+        ids: i64[rows of the table] of each categorical and ragged feature, by name. Except in
+            vocabularies, rows from 4,194,304 share the counts of lower rows, but not those of
+            reserved rows.
         folded: names of the features with such rows.
         waiting: number of ids of a log that wait for a row in the store, by feature. They are among
             the unknown ids.
@@ -36,6 +39,8 @@ class Counts:
         self._schema = schema
         tables = {f.name: f.table for f in schema.categorical}
         tables |= {f.name: f.table for f in schema.ragged}
+        sizes = {t.name: t.rows for t in schema.tables if t.encoding == "vocabulary"}
+        self._limits = {name: sizes.get(t, _MAX_COUNTED_ROWS) for name, t in tables.items()}
         waits = waiting_from or {}
         self._waiting_from = {name: waits[t] for name, t in tables.items() if t in waits}
         names = [f.name for f in schema.dense]
@@ -84,14 +89,15 @@ class Counts:
             waits = present >= self._waiting_from[name]
             self.waiting[name] += int(waits.sum())
             present[waits] = UNKNOWN_ROW
-        above = present >= _MAX_COUNTED_ROWS
+        limit = self._limits[name]
+        above = present >= limit
         if above.any():
             self.folded.add(name)
-            free = _MAX_COUNTED_ROWS - RESERVED_ROWS
+            free = limit - RESERVED_ROWS
             present[above] = RESERVED_ROWS + (present[above] - RESERVED_ROWS) % free
         distinct, counts = np.unique(present, return_counts=True)
         stored = self.ids[name]
         if distinct[-1] >= len(stored):
-            size = max(int(distinct[-1]) + 1, min(2 * len(stored), _MAX_COUNTED_ROWS))
+            size = max(int(distinct[-1]) + 1, min(2 * len(stored), limit))
             stored = self.ids[name] = np.pad(stored, (0, size - len(stored)))
         stored[distinct] += counts

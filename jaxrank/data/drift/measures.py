@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.drift.counts import Counts, folded_note
@@ -15,6 +16,7 @@ from jaxrank.features import MISSING_ROW, RESERVED_ROWS, UNKNOWN_ROW, Dense, Tab
 
 _BUCKETS = 10  # of numbers
 _FREQUENT = 20  # ids that have a category each
+_INDEXED_VALUES = 1 << 22  # of a vocabulary, at a time
 _PRIOR = 0.5  # added to each count, so that an empty category is finite
 
 Pair = tuple[float, float]  # of the old and the new side
@@ -144,16 +146,13 @@ def _measure_ids(
         missing=_shares(absent, total),
         unknown=_shares(unknown, present) if all(is_vocabulary) else None,
     )
-    is_folded = any(name in c.folded for c in counts)
-    mapped = _mapped(tables, sides, counts[1].ids[name], is_folded)
+    mapped = _mapped(tables, sides, counts[1].ids[name])
     if isinstance(mapped, str):
-        # Shared counts do not fail a threshold, or no chain with large tables could have one.
-        is_large = is_folded and all(is_vocabulary)
-        undefined = [] if is_large else ["psi", "new", "lost"]
+        undefined = ["psi", "new", "lost"]
         if is_vocabulary[0] != is_vocabulary[1]:
             undefined.append("unknown")
         return result._replace(note=mapped, undefined=tuple(undefined))
-    if is_folded:
+    if any(name in c.folded for c in counts):
         result = result._replace(note=f"{folded_note()}: its changes may be larger")
     after, only_new = mapped
     size = max(len(counts[0].ids[name]), len(after))
@@ -183,14 +182,11 @@ def _measure_ids(
 
 
 def _mapped(
-    tables: list[Table], sides: tuple[Side, Side], counts: np.ndarray, is_folded: bool
+    tables: list[Table], sides: tuple[Side, Side], counts: np.ndarray
 ) -> tuple[np.ndarray, int] | str:
     """Returns the new counts by the old table's rows, and the count of ids that it lacks.
 
     Rows that are unrelated give the reason as text.
-
-    Args:
-        is_folded: rows share counts, which cannot be mapped.
     """
     old, new = tables
     if old.encoding != new.encoding:
@@ -200,16 +196,30 @@ def _mapped(
     if old.encoding != "vocabulary":
         differing = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
         return f"its {differing} differ, so its ids cannot be compared"
-    if is_folded:
-        return f"{folded_note()}, and its vocabularies differ, so its ids cannot be compared"
-    row = pc.index_in(sides[1].values(new.name), value_set=sides[0].values(old.name))
-    present = counts[RESERVED_ROWS:]
-    row = row.fill_null(-1).to_numpy()[: len(present)]
+    values = sides[1].values(new.name)
+    present = np.zeros(len(values), np.int64)  # rows behind the last one that occurs have no count
+    present[: max(len(counts) - RESERVED_ROWS, 0)] = counts[RESERVED_ROWS:]
+    values, present = values.filter(pa.array(present > 0)), present[present > 0]
+    row = _rows_of_values(values, sides[0].values(old.name))
     result = np.zeros(old.rows, np.int64)
     for reserved in (MISSING_ROW, UNKNOWN_ROW):
         result[reserved] = counts[reserved] if len(counts) > reserved else 0
-    np.add.at(result, RESERVED_ROWS + row[row >= 0], present[: len(row)][row >= 0])
-    return result, int(present[: len(row)][row < 0].sum())
+    result[RESERVED_ROWS + row[row >= 0]] = present[row >= 0]
+    return result, int(present[row < 0].sum())
+
+
+def _rows_of_values(values: pa.ChunkedArray, vocabulary: pa.ChunkedArray) -> np.ndarray:
+    """Returns i64[values], the position of each value in a vocabulary, or -1.
+
+    A part of the vocabulary at a time, because the index of its values takes several times the
+    memory of the values.
+    """
+    row = np.full(len(values), -1)
+    for start in range(0, len(vocabulary), _INDEXED_VALUES):
+        part = pc.index_in(values, value_set=vocabulary.slice(start, _INDEXED_VALUES))
+        part = part.fill_null(-1).to_numpy()
+        row[part >= 0] = start + part[part >= 0]
+    return row
 
 
 def _table(side: Side, kind: str, name: str) -> Table:
