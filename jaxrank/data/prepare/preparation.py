@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxrank import json_files
 from jaxrank.data.encode.fit import (
     FIT_NOTHING,
@@ -21,7 +23,7 @@ from jaxrank.data.prepare.settings import TRAIN, PrepareSettings
 from jaxrank.data.prepare.units import make_units
 from jaxrank.data.sources.registry import Source
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.statistics import new_values
+from jaxrank.data.statistics import admission, new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.writer import StoreWriter
@@ -90,6 +92,12 @@ class Preparation:
             for name, vocabulary in fitted.vocabularies.items():
                 if line := statistics_report.forms_line(f"table {name}", vocabulary.values):
                     self._report(line)
+        if days := _extended_days(earlier, fitted):
+            self._report(
+                f"{', '.join(days)}: the earlier store has counts of this day too, and both are"
+                " added up. If that store has a part of the day and this data all of it, the part"
+                " counts twice: set --vocabularies to the store of the day before"
+            )
         for table in self._settings.wanted.tables:
             rows = len(fitted.vocabularies[table.name].values)
             if table.max_rows and rows > table.max_rows:
@@ -226,6 +234,16 @@ class Preparation:
         features, vocabularies = self._settings.features, earlier.vocabularies
         for line in new_values.lines(features, self._new, vocabularies, store):
             self._report(line)
+
+
+def _extended_days(earlier: FittedEncoders, fitted: FittedEncoders) -> list[str]:
+    """Returns the dates to whose counts in the earlier store others are added."""
+    days = {
+        day
+        for table, history in earlier.histories.items()
+        for day in admission.extended_days(history, fitted.histories[table])
+    }
+    return [str(np.datetime64(day, "D")) for day in sorted(days)]
 
 
 def _speed(rows: int, started: float) -> str:

@@ -190,6 +190,17 @@ def _count_lookups(admitted: Admitted, occurring: pa.Table) -> Changes:
     return admitted.changes._replace(lookups=lookups, lost=lookups - read)
 
 
+def extended_days(before: TableHistory, after: TableHistory) -> list[int]:
+    """Returns the days that had counts before and to which other counts were added."""
+    return [
+        day
+        for day, sums in after.counted.items()
+        if after.by_event
+        and day > _PREPARATIONS
+        and 0 < len(before.counted.get(day, [])) < len(sums)
+    ]
+
+
 def waiting_checksum(waiting: pa.Table) -> str:
     """Returns a checksum of all columns."""
     parts = [checksum(waiting["value"])]

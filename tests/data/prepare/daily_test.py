@@ -121,6 +121,26 @@ def test_a_day_that_is_prepared_again_gives_the_same_vocabulary(tmp_path, key):
     assert content(window.path / "vocabulary") == expected
 
 
+def test_a_day_that_was_incomplete_is_prepared_with_the_store_before_it(tmp_path):
+    """Its first rows count twice with the incomplete store, and `prepare` names the day."""
+    lines = []
+    first = run(tmp_path, "first", "2024-05-01")
+    expected = run(tmp_path, "whole", "2024-05-02", vocabularies=str(first.path))
+    part = pq.read_table(write(tmp_path, "2024-05-02")).slice(0, 2)
+    pq.write_table(part, tmp_path / "part.parquet")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "part.parquet")))
+    options = dict(vocabularies=str(first.path), report=lines.append)
+    incomplete = prepare(FEATURES, source, tmp_path / "incomplete", **options)
+    again = run(tmp_path, "again", "2024-05-02", **options)
+    assert content(again.path / "vocabulary") == content(expected.path / "vocabulary")
+    assert not [line for line in lines if "added up" in line]
+    twice = run(tmp_path, "twice", "2024-05-02", **options | dict(vocabularies=incomplete.path))
+    (line,) = (line for line in lines if "added up" in line)
+    assert line.startswith("2024-05-02: the earlier store has counts of this day too")
+    values, counts = twice.vocabulary("item")
+    assert dict(zip(values, counts, strict=True))["f"] == 3  # the day has two
+
+
 def test_scales_are_fitted_again_where_that_is_asked_for(tmp_path):
     first = run(tmp_path, "first", "2024-05-01")
     second = run(tmp_path, "second", "2024-05-02", vocabularies=str(first.path), refit_scales=True)
