@@ -14,9 +14,14 @@ hold:
   the mean towards itself (the estimator CR3, which is the jackknife of a mean; Bell & McCaffrey,
   Bias Reduction in Standard Errors for Linear Regression with Multi-Stage Samples, Survey
   Methodology 2002).
-- Student's quantile has Satterthwaite's degrees of freedom. They fall with the kurtosis of the
-  sums, and where the weights of clusters differ (Carter, Schnepel & Steigerwald, Asymptotic
-  Behavior of a t-Test Robust to Cluster Heterogeneity, Review of Economics and Statistics 2017).
+- Student's quantile has Satterthwaite's degrees of freedom, by which the squared error varies as
+  much as a variance of so many normal numbers: 2 / free = 2 / (clusters - 1) + kurtosis / clusters
+  (O'Neill, Some Useful Moment Results in Sampling Problems, The American Statistician 2014). In
+  the first term, clusters of different weights count as the effective number of equal ones (Carter,
+  Schnepel & Steigerwald, Asymptotic Behavior of a t-Test Robust to Cluster Heterogeneity, Review of
+  Economics and Statistics 2017). The excess kurtosis is the unbiased one, but at least 0, because
+  that of a few sums is too small (Joanes & Gill, Comparing Measures of Sample Skewness and
+  Kurtosis, The Statistician 1998). Unequal weights also raise it, so intervals are rather wide.
 - Skewed sums miss the expectation on one side, on which the interval is extended by the inverse
   of Hall's transformation (On the Removal of Skewness by Transformation, Journal of the Royal
   Statistical Society B 1992).
@@ -43,7 +48,7 @@ MIN_EXAMPLES = 10  # examples of weight above 0, below which errors are undefine
 MIN_CLUSTERS = 10  # clusters with such an example, likewise
 _MIN_FREE = 1.0  # degrees of freedom
 _MIN_SHARE = 1e-3  # in the weight, of all clusters but one
-_MAX_STRETCH = 2.0  # of a margin on the skewed side
+_MAX_STRETCH = 3.0  # of a margin on the skewed side
 
 
 def influences(
@@ -218,12 +223,12 @@ def _errors(
         error = float(np.sqrt(square) / w.sum()) if is_defined else float("nan")
         errors[name] = _Error(error)
         if codes is not None:
-            free, skewness = effective - 1, 0.0
-            if square > 0:
+            kurtosis = skewness = 0.0
+            if square > 0 and is_defined:
                 skewness = _unbiased(effective) * float((part**3).sum() / square**1.5)
-                kurtosis = float((part**4).sum() / square**2) * len(part)
-                free = min(free, 2 * len(part) / max(kurtosis - 1, 1.0))
-            errors[name] = _Error(error, max(free, _MIN_FREE), skewness)
+                kurtosis = _excess_kurtosis(part)
+            spread = 2 / max(effective - 1, _MIN_FREE) + kurtosis / len(part)
+            errors[name] = _Error(error, max(2 / spread, _MIN_FREE), skewness)
     return errors
 
 
@@ -232,6 +237,13 @@ def _unbiased(clusters: float) -> float:
     if clusters <= 3:
         return 2.0
     return min(clusters**2 / ((clusters - 1) * (clusters - 2)), 2.0)
+
+
+def _excess_kurtosis(sums: Floats) -> float:
+    """Returns the unbiased excess kurtosis of at least four numbers of mean 0, at least 0."""
+    n = len(sums)
+    biased = float((sums**4).sum() / (sums**2).sum() ** 2) * n - 3
+    return max((n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * biased + 6), 0.0)
 
 
 def _mean(values: Floats, weights: Floats) -> np.float64:
