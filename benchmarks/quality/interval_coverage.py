@@ -109,11 +109,11 @@ def _metrics(examples: Examples) -> dict[str, float]:
 
 def _margins(examples: Examples, is_clustered: bool) -> dict[str, intervals.Margins]:
     ones = np.ones(len(examples.labels))
+    clusters = examples.users if is_clustered else None
     first, second = (
-        intervals.influences(logits, examples.labels, ones)
+        intervals.influences(logits, examples.labels, ones, clusters=clusters)
         for logits in (examples.first, examples.second)
     )
-    clusters = examples.users if is_clustered else None
     alone = intervals.margins(first, ones, clusters=clusters)
     paired = intervals.margins(second, ones, first, clusters)
     margins = {name: alone[name] for name in METRICS}

@@ -206,7 +206,9 @@ def _differences(
     """Compares logits f[n] of a model and of the regression, {metric: {difference, low, high}}."""
     parts = target.labels, target.weights
     metrics = [exact.exact(logits, *parts) for logits in (model, regression)]
-    influences = [intervals.influences(logits, *parts) for logits in (model, regression)]
+    influences = [
+        intervals.influences(logits, *parts, clusters=clusters) for logits in (model, regression)
+    ]
     margins = intervals.margins(influences[0], target.weights, influences[1], clusters)
     result = {}
     for name, margin in margins.items():

@@ -236,7 +236,7 @@ def metric_intervals(
         logits, labels, weights: of the examples, each [n].
         clusters: i64[n]. None: examples are independent.
     """
-    influence = intervals.influences(logits, labels, weights, kind)
+    influence = intervals.influences(logits, labels, weights, kind, clusters)
     margins = intervals.margins(influence, weights, clusters=clusters, confidence=confidence)
     return interval_ends(metrics, margins)
 

@@ -238,7 +238,7 @@ def _changes(
             continue
         weights = base.weights[rows, i]
         influences = [
-            intervals.influences(s.logits[rows, i], s.labels[rows, i], weights, task.kind)
+            intervals.influences(s.logits[rows, i], s.labels[rows, i], weights, task.kind, inside)
             for s in (after, base)
         ]
         margins = intervals.margins(influences[0], weights, influences[1], inside)

@@ -10,10 +10,10 @@ summed first, and clusters count as independent (Liang & Zeger, Longitudinal Dat
 Generalized Linear Models, Biometrika 1986). Three corrections make the intervals of few clusters
 hold:
 
-- Each sum is divided by the share of the other clusters in the weight, because a cluster moves
-  the mean towards itself (the estimator CR3, which is the jackknife of a mean; Bell & McCaffrey,
-  Bias Reduction in Standard Errors for Linear Regression with Multi-Stage Samples, Survey
-  Methodology 2002).
+- The error is the jackknife's over clusters: each sum is divided by the share of the other clusters
+  in the weight, because a cluster moves the mean towards itself (the estimator CR3; MacKinnon,
+  Nielsen & Webb, Fast and Reliable Jackknife and Bootstrap Methods for Cluster-Robust Inference,
+  Journal of Applied Econometrics 2023). The AUC is no mean, so it is computed without each cluster.
 - Student's quantile has Satterthwaite's degrees of freedom, by which the squared error varies as
   much as a variance of so many normal numbers: 2 / free = 2 / (clusters - 1) + kurtosis / clusters
   (O'Neill, Some Useful Moment Results in Sampling Problems, The American Statistician 2014). In
@@ -52,15 +52,23 @@ _MAX_STRETCH = 3.0  # of a margin on the skewed side
 
 
 def influences(
-    outputs: ArrayLike, labels: ArrayLike, weights: ArrayLike, kind: str = "binary"
+    outputs: ArrayLike,
+    labels: ArrayLike,
+    weights: ArrayLike,
+    kind: str = "binary",
+    clusters: np.ndarray | None = None,
 ) -> dict[str, Floats]:
     """Computes the influence of each example on each metric of one task, f64[n] by name.
 
-    Their weighted mean is 0. A metric that is undefined has NaN everywhere.
+    Their weighted mean is 0, except that of the AUC with clusters. A metric that is undefined has
+    NaN everywhere.
 
     Args:
         outputs, labels, weights: of all examples, each [n]; see `exact.exact`.
         kind: of the task.
+        clusters: i64[n], the number of each example's cluster. The weighted sum over a cluster,
+            divided by the weight of the others, is then the exact change of the AUC by the cluster.
+            None: examples are independent.
     """
     x, y, w = (np.asarray(a, np.float64) for a in (outputs, labels, weights))
     y = np.where(w > 0, y, 0.0)
@@ -74,7 +82,7 @@ def influences(
         ratio = _mean(losses, w) / _mean(least, w)
         by_metric = {loss: of_loss}
         if kind == "binary":
-            by_metric["auc"] = _auc(x, y, w)
+            by_metric["auc"] = _auc(x, y, w, clusters)
         by_metric[normalized] = (of_loss - ratio * of_least) / _mean(least, w)
         positive = mean if mean > 0 else np.float64("nan")  # or calibration is undefined
         by_metric["calibration"] = (p - _mean(p, w) / positive * y) / positive
@@ -96,7 +104,7 @@ def standard_errors(
     deviation says little.
 
     Args:
-        influence: of one model; see `influences`.
+        influence: of one model; see `influences`, which takes the same clusters.
         weights: of the examples, [n].
         other: influence of another model on the same examples, for the error of the difference.
         clusters: i64[n], the number of each example's cluster. None: examples are independent.
@@ -220,19 +228,20 @@ def _errors(
         if codes is not None:
             part = np.bincount(codes, part) / others
         square = (part**2).sum()
-        error = float(np.sqrt(square) / w.sum()) if is_defined else float("nan")
+        jackknife = 1.0 if codes is None else (len(part) - 1) / max(len(part), 1)
+        error = float(np.sqrt(jackknife * square) / w.sum()) if is_defined else float("nan")
         errors[name] = _Error(error)
         if codes is not None:
             kurtosis = skewness = 0.0
             if square > 0 and is_defined:
-                skewness = _unbiased(effective) * float((part**3).sum() / square**1.5)
+                skewness = _unbiased(len(part)) * float((part**3).sum() / square**1.5)
                 kurtosis = _excess_kurtosis(part)
             spread = 2 / max(effective - 1, _MIN_FREE) + kurtosis / len(part)
             errors[name] = _Error(error, max(2 / spread, _MIN_FREE), skewness)
     return errors
 
 
-def _unbiased(clusters: float) -> float:
+def _unbiased(clusters: int) -> float:
     """Returns the factor by which the third moment of a small sample is too small, at most 2."""
     if clusters <= 3:
         return 2.0
@@ -265,8 +274,9 @@ def _least_losses(kind: str, y: Floats, mean: np.float64) -> Floats:
     return 2 * regression.half(kind, np.full_like(y, constant), y)
 
 
-def _auc(x: Floats, y: Floats, w: Floats) -> Floats:
+def _auc(x: Floats, y: Floats, w: Floats, clusters: np.ndarray | None) -> Floats:
     """Returns the influence on the AUC: how often each example is ordered rightly, centred."""
+    scores, targets, sizes = x, y, w
     order = np.argsort(x, kind="stable")
     x, y, w = x[order], y[order], w[order]
     positives, negatives = w * y, w * (1 - y)
@@ -280,7 +290,42 @@ def _auc(x: Floats, y: Floats, w: Floats) -> Floats:
     shown += (1 - y) * (1 - of_positives[group] - auc) * (total / negatives.sum())
     in_order = np.empty_like(shown)
     in_order[order] = shown
-    return in_order
+    if clusters is None or not len(x):
+        return in_order
+    return _jackknifed_auc(in_order, float(auc), scores, targets, sizes, clusters)
+
+
+def _jackknifed_auc(
+    influence: Floats, auc: float, x: Floats, y: Floats, w: Floats, clusters: np.ndarray
+) -> Floats:
+    """Adds to each influence on the AUC what its cluster changes in second order.
+
+    Pairs of examples of one cluster count twice in the sum of its influences, and the numbers of
+    the other positives and negatives are those without the cluster.
+    """
+    codes = np.unique(clusters, return_inverse=True)[1].astype(np.intp)
+    weight, positives, negatives = (np.bincount(codes, part) for part in (w, w * y, w * (1 - y)))
+    total, pairs = w.sum(), positives.sum() * negatives.sum()
+    shares = positives / positives.sum() + negatives / negatives.sum()
+    linear = np.bincount(codes, w * influence)
+    taken = pairs * (linear / total + auc * shares) - _pairs_within(x, y, w, codes)
+    left = (auc * pairs - taken) / ((positives.sum() - positives) * (negatives.sum() - negatives))
+    change = ((auc - left) * (total - weight) - linear) / weight
+    return influence + np.where(np.isfinite(change), change, 0.0)[codes]
+
+
+def _pairs_within(x: Floats, y: Floats, w: Floats, codes: np.ndarray) -> Floats:
+    """Returns the weight of the rightly ordered pairs of each cluster, f64[clusters]."""
+    order = np.lexsort((x, codes))
+    x, y, w, codes = x[order], y[order], w[order], codes[order]
+    is_first = np.append(True, (x[1:] != x[:-1]) | (codes[1:] != codes[:-1]))
+    starts = np.flatnonzero(is_first)
+    cluster = codes[starts]
+    positives, negatives = (np.add.reduceat(part, starts) for part in (w * y, w * (1 - y)))
+    of_cluster = np.bincount(cluster, negatives)
+    lower = np.cumsum(negatives) - negatives - (np.cumsum(of_cluster) - of_cluster)[cluster]
+    ordered: Floats = positives * (lower + negatives / 2)
+    return np.asarray(np.bincount(cluster, ordered), np.float64)
 
 
 def _lower_share(weights: Floats, starts: np.ndarray) -> Floats:

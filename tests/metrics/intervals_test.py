@@ -67,8 +67,28 @@ def test_undefined_metrics_have_undefined_errors():
     assert {name for name, error in errors.items() if np.isnan(error)} == {
         "auc", "normalized_entropy", "calibration"
     }  # fmt: skip
-    nothing = intervals.influences(np.zeros(0), np.zeros(0), np.zeros(0))
+    nothing = intervals.influences(*3 * [np.zeros(0)], clusters=np.zeros(0, np.int64))
     assert all(np.isnan(e) for e in intervals.standard_errors(nothing, np.zeros(0)).values())
+
+
+def test_the_error_of_clusters_is_that_of_the_metric_without_each():
+    """Also of the AUC, whose pairs within a cluster are in no other."""
+    x, y, w = examples("binary", 300)
+    other = x + np.random.default_rng(1).normal(size=300)
+    clusters = np.random.default_rng(2).geometric(0.1, 300)
+    used = np.unique(clusters[w > 0])
+    both = [intervals.influences(s, y, w, clusters=clusters) for s in (x, other)]
+    errors = intervals.standard_errors(both[1], w, both[0], clusters)
+    for name in ("auc", "logloss"):
+        without = []
+        for cluster in used:
+            weights = np.where(clusters == cluster, 0, w)
+            first, second = (exact.exact(s, y, weights)[name] for s in (x, other))
+            without.append(second - first)
+        first, second = (exact.exact(s, y, w)[name] for s in (x, other))
+        changes = np.array(without) - (second - first)
+        error = np.sqrt((len(used) - 1) / len(used) * (changes**2).sum())
+        assert errors[name] == pytest.approx(error), name
 
 
 @pytest.mark.parametrize(("users", "sizes"), [(30, "equal"), (100, "unequal")])
@@ -97,7 +117,7 @@ def test_clusters_of_one_example_are_independent_examples():
     for name, error in singles.items():
         # The mean without each example: the jackknife.
         left = -w * result[name] / (w.sum() - w)
-        assert error == pytest.approx(np.sqrt((left**2).sum()))
+        assert error == pytest.approx(np.sqrt(399 / 400 * (left**2).sum()))
     # Every example twice: the clusters have no more information than one of each.
     twice = {name: np.tile(values, 2) for name, values in result.items()}
     again = intervals.standard_errors(twice, np.tile(w, 2), clusters=np.tile(np.arange(400), 2))
@@ -119,7 +139,7 @@ def test_intervals_of_skewed_clusters_are_wider_on_one_side():
         (opposite,) = intervals.margins(
             {"loss": -influence["loss"]}, ones, clusters=clusters
         ).values()
-        assert opposite == margins[::-1]
+        assert opposite == pytest.approx(margins[::-1])
         error = intervals.standard_errors(influence, ones, clusters=clusters)["loss"]
         low, high = margins.ends(values.mean())
         hits += low <= 1 <= high

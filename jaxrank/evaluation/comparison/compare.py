@@ -329,7 +329,7 @@ def _influences(
     metrics = exact.exact(logits, labels, weights, task.kind)
     if task.name in run.ranked:
         metrics |= dict.fromkeys(metrics.keys() & probability_names(task.kind), math.nan)
-    influence = intervals.influences(logits, labels, weights, task.kind)
+    influence = intervals.influences(logits, labels, weights, task.kind, code)
     requests = None
     if rows.requests:
         index = rows.tasks.index(task.name)
