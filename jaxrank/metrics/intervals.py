@@ -13,7 +13,9 @@ hold:
 - The error is the jackknife's over clusters: each sum is divided by the share of the other clusters
   in the weight, because a cluster moves the mean towards itself (the estimator CR3; MacKinnon,
   Nielsen & Webb, Fast and Reliable Jackknife and Bootstrap Methods for Cluster-Robust Inference,
-  Journal of Applied Econometrics 2023). The AUC is no mean, so it is computed without each cluster.
+  Journal of Applied Econometrics 2023). The AUC is no mean. Its linear influences underestimate the
+  error and the jackknife overestimates it (Efron, The Jackknife, the Bootstrap and Other Resampling
+  Plans 1982), so the mean of both changes by a cluster is taken.
 - Student's quantile has Satterthwaite's degrees of freedom, by which the squared error varies as
   much as a variance of so many normal numbers: 2 / free = 2 / (clusters - 1) + kurtosis / clusters
   (O'Neill, Some Useful Moment Results in Sampling Problems, The American Statistician 2014). In
@@ -67,8 +69,8 @@ def influences(
         outputs, labels, weights: of all examples, each [n]; see `exact.exact`.
         kind: of the task.
         clusters: i64[n], the number of each example's cluster. The weighted sum over a cluster,
-            divided by the weight of the others, is then the exact change of the AUC by the cluster.
-            None: examples are independent.
+            divided by the weight of the others, is then the mean of the linear change of the AUC by
+            the cluster and its change without the cluster. None: examples are independent.
     """
     x, y, w = (np.asarray(a, np.float64) for a in (outputs, labels, weights))
     y = np.where(w > 0, y, 0.0)
@@ -298,7 +300,7 @@ def _auc(x: Floats, y: Floats, w: Floats, clusters: np.ndarray | None) -> Floats
 def _jackknifed_auc(
     influence: Floats, auc: float, x: Floats, y: Floats, w: Floats, clusters: np.ndarray
 ) -> Floats:
-    """Adds to each influence on the AUC what its cluster changes in second order.
+    """Adds to each influence on the AUC half of what its cluster changes in second order.
 
     Pairs of examples of one cluster count twice in the sum of its influences, and the numbers of
     the other positives and negatives are those without the cluster.
@@ -311,7 +313,7 @@ def _jackknifed_auc(
     taken = pairs * (linear / total + auc * shares) - _pairs_within(x, y, w, codes)
     left = (auc * pairs - taken) / ((positives.sum() - positives) * (negatives.sum() - negatives))
     change = ((auc - left) * (total - weight) - linear) / weight
-    return influence + np.where(np.isfinite(change), change, 0.0)[codes]
+    return influence + np.where(np.isfinite(change), change, 0.0)[codes] / 2
 
 
 def _pairs_within(x: Floats, y: Floats, w: Floats, codes: np.ndarray) -> Floats:
