@@ -1,12 +1,11 @@
 """Runs examples/daily for a few small days, with and without kills."""
 
 import json
-import sys
 
+import daily_example
 import jax
 import numpy as np
 import pytest
-from checkout import ROOT
 from sharing import share_programs
 
 from jaxrank.checkpoints.manager import Checkpoints
@@ -18,14 +17,8 @@ DAYS, ROWS = 4, 1500
 @pytest.fixture(scope="module")
 def example():
     """The modules of the example, by their names in its folder."""
-    folder, names = str(ROOT / "examples" / "daily"), ("generate", "day", "run")
-    sys.path.insert(0, folder)
-    try:
-        yield {name: __import__(name) for name in names}
-    finally:
-        sys.path.remove(folder)
-        for name in names:
-            del sys.modules[name]
+    with daily_example.modules() as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")
