@@ -597,10 +597,11 @@ class Builder:
             shapes = self.weights_shape(layouts.layout(self.schema, dims))
             optim.match_multipliers(shapes.params, multipliers)
 
-    def check_scales(self) -> None:
-        """Checks names of features in `model.scales` of a new run, which inherits none.
+    def check_fields_by_feature(self) -> None:
+        """Checks names of features in the model's `fields_by_feature` of a new run.
 
-        A feature that `features.skip` names need not be there.
+        A run that resumes or inherits its model may have names of features that are gone. A feature
+        that `features.skip` names need not be there.
 
         Raises:
             InputError: naming the field, with the nearest feature.
@@ -608,9 +609,11 @@ class Builder:
         features = [f.name for f in self.schema.categorical] + [f.name for f in self.schema.ragged]
         skipped = self.config.features.get("skip", ())
         patterns = [skipped] if isinstance(skipped, str) else list(skipped)
-        for name in self.config.model.get("scales", ()):  # of a factorization machine
-            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-                validate.check_choice("model.scales", name, features)
+        module = find_module(self.config.model.name)
+        for field in getattr(module, "fields_by_feature", ()):
+            for name in self.config.model[field]:
+                if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                    validate.check_choice(f"model.{field}", name, features)
 
 
 def _typed(kind: Any, section: ConfigDict) -> Any:

@@ -152,7 +152,7 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
     with config.unlocked():
         if has_open_model(config):
             config.model = _keep_open(ConfigDict(to_plain(older.model)), config.model)
-            if "scales" in config.model:
+            if config.model.name == FACTORIZATION_MACHINE:
                 config.model.scales = _scales_of_features(config, config)
         elif not config.model.name:
             config.model.name = RANKER

@@ -427,7 +427,7 @@ def open_data(
     check = functools.partial(
         _check_files_and_columns,
         is_new=not files.has_checkpoint(directory),
-        checks_scales=not inherits_scales,
+        checks_features=not inherits_scales,
     )
     opened = opening.open_data(config, directory, report, inherits=inherits_store, check=check)
     builder, store, split = opened.builder, opened.store, opened.split
@@ -603,17 +603,17 @@ def _report_batches(
         )
 
 
-def _check_files_and_columns(builder: Builder, *, is_new: bool, checks_scales: bool) -> None:
+def _check_files_and_columns(builder: Builder, *, is_new: bool, checks_features: bool) -> None:
     """Checks what a run reads beside its features, and files of vectors and scales of a new run.
 
     Raises:
-        InputError: see `Builder.open_table_vectors` and `Builder.check_scales`.
+        InputError: see `Builder.open_table_vectors` and `Builder.check_fields_by_feature`.
     """
     if cluster := builder.eval.cluster:
         check_column_name(builder.schema, builder.features, cluster, "eval.cluster")
     if is_new:
-        if checks_scales:
-            builder.check_scales()
+        if checks_features:
+            builder.check_fields_by_feature()
         builder.open_table_vectors()
 
 

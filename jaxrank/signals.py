@@ -2,7 +2,8 @@
 
 `Caught` records signals, `end_at_second` ends the program at the second one, `exit_at_sigterm`
 makes SIGTERM an exception, and `held_back` delays signals while processes start. This module
-imports neither NumPy nor JAX.
+imports neither NumPy nor JAX. `__main__` has a handler of its own for Ctrl-C while this module and
+others are imported.
 """
 
 import contextlib

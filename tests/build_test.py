@@ -1,8 +1,10 @@
 """Names and counts in a config are held against a schema before any data is prepared."""
 
+import flax.linen as nn
 import pytest
 import tiny
 from ml_collections import ConfigDict
+from registries import restored
 
 from jaxrank import models, opening, optim, outputs
 from jaxrank import step as steps
@@ -12,6 +14,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import provisional_schema, resolve
 from jaxrank.errors import InputError
+from jaxrank.models import register
 
 COLUMNS = ["click", "p_click", "conversion", "p_conversion", "f0", "c0", "c1", "l0", "l1"]
 
@@ -92,13 +95,34 @@ def test_a_scale_of_no_feature_is_rejected():
 
     def check(name, skip):
         features = dict(categorical=[dict(columns="*")], ragged=[], skip=skip)
-        config = ConfigDict(dict(model=dict(scales={"c0": 0.5, name: 0.1}), features=features))
-        Builder(config, schema).check_scales()
+        model = dict(name="factorization_machine", scales={"c0": 0.5, name: 0.1})
+        config = ConfigDict(dict(model=model, features=features))
+        Builder(config, schema).check_fields_by_feature()
 
     with pytest.raises(InputError, match=r"model.scales: .* found 'c_1'\. Did you mean 'c1'\?"):
         check("c_1", ())
     for skip in (("c_*",), "c_1"):  # the second as the command line sets it
         check("c_1", skip)
+
+
+def test_a_field_of_an_own_model_may_have_the_name_of_another_models():
+    with restored():
+
+        @register("scaled")
+        class Scaled(nn.Module):
+            tasks: int
+            scales: float = 2.0
+
+            @nn.compact
+            def __call__(self, inputs, train):
+                return self.scales * nn.Dense(self.tasks)(inputs.features)
+
+        config = tiny.config()
+        with config.unlocked():
+            config.model = default("scaled").model
+        builder = Builder(config, make_schema(config))
+        builder.check_fields_by_feature()
+        builder.check_names(traces=True)
 
 
 def test_names_that_are_there_pass():

@@ -94,6 +94,8 @@ def from_flax(module: nn.Module) -> Model:
     the number of logits. The module may have the methods `compiler_options(platform)` and
     `input_axes(inputs)`; see `Model`. With the class attribute `has_weights_in_rows = True` its
     vectors start with weights of the tasks, so that tables cannot start from pre-trained ones.
+    `fields_by_feature` names fields that map features with ids to values: a key that is no such
+    feature is rejected before a new run.
     """
 
     def init(key: jax.Array, inputs: Inputs) -> tuple[Tree, Tree]:

@@ -34,6 +34,7 @@ class FactorizationMachine(nn.Module):
     """
 
     has_weights_in_rows = True
+    fields_by_feature = ("scales",)
 
     tasks: int
     scales: Mapping[str, float] = field(

@@ -100,7 +100,7 @@ class DirectSplit(Split):
         self._reopen()
 
     def __getstate__(self) -> dict[str, Any]:
-        unpicklable = ("_open", "_groups", "_lock")  # local to this process
+        unpicklable = ("_open", "_groups", "_kept", "_reading")  # local to this process
         return {key: value for key, value in self.__dict__.items() if key not in unpicklable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,7 +112,8 @@ class DirectSplit(Split):
         self._groups: collections.OrderedDict[tuple[Any, ...], pa.RecordBatch] = (
             collections.OrderedDict()
         )
-        self._lock = threading.Lock()
+        self._kept = threading.Lock()  # of the two dictionaries
+        self._reading = {path: threading.Lock() for path in self._row_groups}
 
     @property
     def bytes(self) -> int:
@@ -159,18 +160,17 @@ class DirectSplit(Split):
 
     def _chunk(self, place: _Place, columns: list[str]) -> Chunk:
         rows = place.stop - place.start
-        with self._lock:
+        with self._reading[place.file]:
             group = self._group(place, columns)
         batch = self._source.complete(group.slice(place.start, rows), place.file)
         return Chunk(batch, place.file, numbered(place.first + place.start, rows))
 
     def _group(self, place: _Place, columns: list[str]) -> pa.RecordBatch:
-        """Returns all rows of the place's row group."""
+        """Returns all rows of the place's row group. The caller has the lock of its file."""
         key = (place.file, place.group, *columns)
-        if key in self._groups:
-            return self._groups[key]
-        while len(self._groups) >= _KEPT_GROUPS:
-            self._groups.popitem(last=False)
+        with self._kept:
+            if key in self._groups:
+                return self._groups[key]
         stored = [c for c in columns if c not in self._source.partitions.names]
         try:
             table = self._parquet(place.file).read_row_group(place.group, stored)
@@ -182,15 +182,22 @@ class DirectSplit(Split):
         if batch.num_rows != expected:
             actual = f"{batch.num_rows} rows in row group {place.group}, of {expected}"
             raise not_parquet(place.file, actual)
-        self._groups[key] = batch
+        with self._kept:
+            while len(self._groups) >= _KEPT_GROUPS:
+                self._groups.popitem(last=False)
+            self._groups[key] = batch
         return batch
 
     def _parquet(self, path: str) -> pa.parquet.ParquetFile:
-        if path not in self._open:
+        with self._kept:
+            if path in self._open:
+                return self._open[path]
+        opened = open_unchanged(self._row_groups[path].mark)
+        with self._kept:
             while len(self._open) >= _OPEN_FILES:
                 del self._open[next(iter(self._open))]
-            self._open[path] = open_unchanged(self._row_groups[path].mark)
-        return self._open[path]
+            self._open[path] = opened
+        return opened
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
