@@ -103,11 +103,14 @@ def _fraction() -> float:
     return number
 
 
-def topology(name: str) -> Topology:
+def topology(name: str, flag: str = "--topology") -> Topology:
     """Parses the name of a slice.
 
     v3-32 has 32 cores, each a device. v4-128 has 128 cores, two per device. v5e-16 has 16 chips,
     each a device. h200-8 has 8 GPUs.
+
+    Args:
+        flag: that names the slice, for errors.
 
     Raises:
         InputError: the generation is unknown, or the number is invalid for it.
@@ -116,7 +119,7 @@ def topology(name: str) -> Topology:
     alias = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or alias not in GENERATIONS:
         raise InputError(
-            "--topology: must be a generation of TPUs or of GPUs, one of"
+            f"{flag}: must be a generation of TPUs or of GPUs, one of"
             f" {', '.join(GENERATIONS)}, and a number, such as v3-32: found {name!r}."
         )
     generation, number = GENERATIONS[alias], int(match[2])
@@ -124,7 +127,7 @@ def topology(name: str) -> Topology:
     if number < 1 or number % unit:
         counted = "cores, two per chip" if generation.numbers_cores else "chips"
         raise InputError(
-            f"--topology: the number of a {alias} slice counts {counted}, so it must be a positive"
+            f"{flag}: the number of a {alias} slice counts {counted}, so it must be a positive"
             f" multiple of {unit}: found {name!r}."
         )
     return Topology(
@@ -155,7 +158,7 @@ def sides(topology: Topology) -> tuple[int, ...]:
     """
     if topology.chips & (topology.chips - 1):
         raise InputError(
-            f"--topology: the number of chips must be a power of two: found {topology.name}, of"
+            f"{flag}: the number of chips must be a power of two: found {topology.name}, of"
             f" {topology.chips} chips."
         )
     bits, axes = topology.chips.bit_length() - 1, GENERATIONS[topology.generation].axes

@@ -216,7 +216,7 @@ class Study(TypedDict):
     study: Annotated[str, "its name"]
     table: Annotated[Table, "the result"]
     panels: Annotated[list[Panel], "the points of the picture"]
-    conclusion: Annotated[list[str], "one or two sentences"]
+    conclusion: Annotated[list[str], "a few sentences"]
     best_overrides: Annotated[list[str], "flags that set the best values"]
     failed: Annotated[dict[str, str], "error by run"]
     files: Annotated[list[str], "that were written"]

@@ -31,7 +31,10 @@ _COLUMNS = (
     *(f"{part}, ms" for part in PARTS),
     "limit",
 )
-_COLORS = {MEASURED: "C0", "v3": "C1", "v5e": "C3", "v5p": "C4", "v6e": "C5", "a100": "C2"}
+_COLORS = {
+    **{MEASURED: "C0", "v2": "C6", "v3": "C1", "v4": "C8", "v5e": "C3", "v5p": "C4", "v6e": "C5"},
+    **{"a100": "C2", "h100": "C9", "h200": "darkblue"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Options:
 
 def runs(context: Context) -> Runs:
     options = context.options
-    machines = [topology(name) for name in options.topologies]  # checked before anything runs
+    machines = [topology(name, "--topologies") for name in options.topologies]  # checked before anything runs
     present = yield from describe_devices()
     counts = options.devices or _powers(present)
     is_cpu = present["platform"] == "cpu"

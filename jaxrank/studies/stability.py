@@ -150,7 +150,7 @@ def _table(
     rows = []
     for group, results in by_group.items():
         stale = _staleness(results)
-        speeds = [r.examples_per_second for r in results if r.is_done]
+        speeds = [r.examples_per_second for r in results if r.is_done and r.examples_per_second]
         for name in names:
             values = _values(results, name)
             if not values:
@@ -169,7 +169,7 @@ def _table(
                     max(values),
                     sum(s["mean"] for s in stale) / len(stale) if stale else None,
                     max(s["max"] for s in stale) if stale else None,
-                    sum(speeds) / len(speeds),
+                    sum(speeds) / len(speeds) if speeds else None,
                     "dense {:+d}, tables {:+d}".format(*points[group.side]),
                 )
             )

@@ -140,7 +140,7 @@ class Outcome:
     """The result of a study.
 
     panels: the picture; empty: none.
-    conclusion: one or two sentences of what the result means and what it does not.
+    conclusion: a few sentences of what the result means and what it does not.
     best_overrides: flags that set the best values, such as "--config.batch_size=4096".
     """
 

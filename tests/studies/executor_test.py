@@ -6,6 +6,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,32 @@ def test_finished_runs_are_reused_and_failed_ones_are_not(tmp_path):
     again = executed(workdir, log, of_2={"error": "too hot\nreally"}, of_1={"crash": 1}, count=5)
     assert names(log) == ["run-0", "run-1", "run-1", "run-2", "run-2", "run-3", "run-4"]
     assert len(again["table"]["rows"]) == 5
+
+
+def test_a_moved_study_reuses_its_runs(tmp_path):
+    workdir, log = tmp_path / "study", tmp_path / "log"
+    executed(workdir, log, count=2)
+    prepared = Directories(tiny.config(), workdir, []).preparation()
+    Directories(tiny.config(), workdir, []).begin(prepared)
+    (workdir / "runs" / prepared.name / "result.json").write_text('{"status": "done"}')
+    moved = workdir.rename(tmp_path / "moved")
+    assert Directories(tiny.config(), moved, []).result(prepared).is_done
+    executed(moved, log, count=3)
+    assert names(log) == ["run-0", "run-1", "run-2"]
+
+
+def test_the_command_of_a_run_without_a_verb_executes_it_again(tmp_path):
+    spec = RunSpec("devices", kind="devices", settings={"unused": 1})
+    directories = Directories(tiny.config(), tmp_path, ["--config=tiny"])
+    directories.begin(spec)
+    comment, command = (directories.path(spec) / "command.txt").read_text().splitlines()
+    assert comment == '# devices {"unused": 1}: --config=tiny'
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    program = [sys.executable, *shlex.split(command)[1:]]
+    done = subprocess.run(program, env=env, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["values"]["platform"] == "cpu"
+    assert directories.read(spec).values == result["values"]
 
 
 def test_results_of_another_config_in_the_workdir_are_an_error(tmp_path):

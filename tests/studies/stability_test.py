@@ -1,5 +1,6 @@
 """The study of stability: its groups and its search for rates."""
 
+import dataclasses
 import math
 
 import pytest
@@ -64,6 +65,17 @@ def test_groups_differ_in_one_thing_and_sides_have_rates_of_their_own():
     assert both["low"] < both["deviation"] < both["high"]
     assert "one asynchronous worker is equal to them: this is determinism" in outcome.conclusion[1]
     assert [p.title for p in outcome.panels][-1] == "staleness"
+
+
+def test_runs_of_one_execution_have_no_throughput():
+    def without_rate(spec):
+        return dataclasses.replace(answer(spec), examples_per_second=0.0)
+
+    options = stability.Options(runs=2, workers=(5,), tune_rounds=0)
+    context = Context(tiny.config(), options, lambda text: None)
+    outcome, _ = drive(stability.runs(context), without_rate)
+    place = outcome.table.columns.index("examples/s")
+    assert {row[place] for row in outcome.table.rows} == {None}
 
 
 def test_a_stopped_study_has_a_table_of_the_runs_that_have_finished():

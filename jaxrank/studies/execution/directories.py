@@ -52,7 +52,7 @@ class Directories:
 
     def preparation(self) -> RunSpec:
         """Returns the run that prepares the data that the other runs share."""
-        return RunSpec("prepare-data", kind=PREPARE, settings={"workdir": str(self._workdir)})
+        return RunSpec("prepare-data", kind=PREPARE)
 
     def reads_shared_data(self, spec: RunSpec) -> bool:
         """Returns True if a run reads WORKDIR/data, which the study prepares once."""
@@ -79,6 +79,8 @@ class Directories:
             return None
         record = json_files.read(path / RUN)
         if record["key"] != _digest(inputs):
+            if spec.kind == PREPARE:  # earlier versions named the workdir
+                record["inputs"]["settings"].pop("workdir", None)
             old = {"config": _upgraded(json_files.read(path / CONFIG)), **record["inputs"]}
             if _digest(old) != _digest(inputs):
                 lines = config_files.differences(old, inputs)
@@ -147,7 +149,10 @@ class Directories:
         return "" if names_data or not is_equal else str(self._workdir / "data")
 
     def _command_line(self, spec: RunSpec, store: str) -> str:
-        """Returns a command that does the same as a run, or a comment if there is none."""
+        """Returns a command that does the same as a run.
+
+        Runs that no verb does are executed again by the worker, in their own directory.
+        """
         overrides = config_files.override_flags(spec.overrides)
         if store:
             overrides += config_files.override_flags({"data.store": store})
@@ -161,7 +166,9 @@ class Directories:
         devices = f"JAX_NUM_CPU_DEVICES={spec.devices} " if spec.devices else ""
         verb = VERBS.get(spec.kind)
         if verb is None or spec.settings:
-            return f"# {devices}{spec.kind} {json_files.to_text(spec.settings)}: {line}"
+            again = f"{devices}python -m jaxrank.studies.execution.worker"
+            comment = f"# {spec.kind} {json_files.to_text(spec.settings)}: {line}"
+            return f"{comment}\n{again} --run={shlex.quote(str(self.path(spec)))}"
         workdir = shlex.quote(str(self.path(spec) / verb))
         return f"{devices}jaxrank {verb} {line} --workdir={workdir}"
 

@@ -6,6 +6,7 @@ run.
 
 import dataclasses
 import functools
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,9 +53,14 @@ def _train(run: RunInput) -> Mapping[str, Any]:
     shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
     return {
         "metrics": flatten_metrics(result.metrics),
-        "examples_per_second": result.examples_per_second,
+        "examples_per_second": _known(result.examples_per_second),
         "values": {"step": result.step},
     }
+
+
+def _known(rate: float) -> float:
+    """Returns a rate, or 0 if a run of one execution has none."""
+    return rate if math.isfinite(rate) else 0.0
 
 
 def _train_asynchronously(run: RunInput) -> Mapping[str, Any]:
@@ -89,7 +95,7 @@ def _prepare(run: RunInput) -> Mapping[str, Any]:
     """Prepares the data that the runs of the study share, or checks that it is complete."""
     from jaxrank import opening
 
-    store = opening.locate(run.config, run.settings["workdir"]).prepare(print)
+    store = opening.locate(run.config, str(run.directory.parents[1])).prepare(print)
     return {"values": {"store": str(store.path)}}
 
 

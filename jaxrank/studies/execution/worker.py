@@ -5,8 +5,11 @@ with an empty line when `result.json` is in that directory. Output of the run go
 ends at the end of its input, also in the middle of a run: its parent has closed it or is gone.
 
     python -m jaxrank.studies.execution.worker [FILE of models ...]
+
+With --run=DIRECTORY it executes this run, prints its result and ends.
 """
 
+import argparse
 import gc
 import os
 import queue
@@ -87,11 +90,20 @@ def main() -> None:
     from jaxrank import extensions
     from jaxrank.runtime import compilation_cache, processes
 
-    for file in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description="Executes runs of a study.", allow_abbrev=False)
+    parser.add_argument("--run", type=Path, help="directory of a run to execute")
+    parser.add_argument("files", nargs="*", help="files of models")
+    args = parser.parse_args()
+    for file in args.files:
         extensions.load(file)
     processes.open_devices()
     compilation_cache.enable()
-    serve(KINDS)
+    if args.run is None:
+        serve(KINDS)
+        return
+    result = execute(args.run, KINDS)
+    json_files.write(args.run / RESULT, result)
+    print(json_files.to_text(result))
 
 
 if __name__ == "__main__":
