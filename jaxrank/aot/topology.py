@@ -158,7 +158,7 @@ def sides(topology: Topology) -> tuple[int, ...]:
     """
     if topology.chips & (topology.chips - 1):
         raise InputError(
-            f"{flag}: the number of chips must be a power of two: found {topology.name}, of"
+            f"--topology: the number of chips must be a power of two: found {topology.name}, of"
             f" {topology.chips} chips."
         )
     bits, axes = topology.chips.bit_length() - 1, GENERATIONS[topology.generation].axes

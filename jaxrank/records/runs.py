@@ -169,6 +169,7 @@ class JudgedSlices(TypedDict):
 
     judged: Annotated[int, "number of values"]
     undefined: Annotated[int, "number of values that are too small"]
+    others: Annotated[int, "number of values after the 1,000 largest, which are not judged"]
     failed: Annotated[list[FailedValue], "values on which the condition is fulfilled"]
 
 

@@ -84,7 +84,9 @@ class _Machine(NamedTuple):
 def runs(context: Context) -> Runs:
     options = context.options
     prices = Prices(options.prices)
-    estimated = {name: _priced(topology(name, "--topologies"), prices) for name in options.topologies}
+    estimated = {
+        name: _priced(topology(name, "--topologies"), prices) for name in options.topologies
+    }
     models = _models(context)
     present = yield from describe_devices()
     machine = _present(present, prices)

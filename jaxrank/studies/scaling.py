@@ -59,7 +59,9 @@ class Options:
 
 def runs(context: Context) -> Runs:
     options = context.options
-    machines = [topology(name, "--topologies") for name in options.topologies]  # checked before anything runs
+    machines = [
+        topology(name, "--topologies") for name in options.topologies
+    ]  # checked before anything runs
     present = yield from describe_devices()
     counts = options.devices or _powers(present)
     is_cpu = present["platform"] == "cpu"

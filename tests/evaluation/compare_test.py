@@ -18,6 +18,7 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation.comparison.compare import compare
 from jaxrank.evaluation.comparison.text import describe
+from jaxrank.evaluation.gate import text as gate_text
 from jaxrank.evaluation.gate.judge import judge
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -105,6 +106,18 @@ def test_the_command_prints_and_draws(runs, capsys, tmp_path):
     assert "  B - A" in err
     assert "click, logloss by c1" in err
     assert "  ema_decay: A 0.0  B 0.9" in err
+
+
+def test_a_gate_counts_the_slices_that_it_does_not_judge(runs, monkeypatch):
+    monkeypatch.setattr("jaxrank.evaluation.comparison.compare._MAX_SLICES", 3)
+    gate = judge(runs[1], fail_if=["click/logloss > 9"], by="c1")
+    (verdict,) = gate.verdicts
+    assert verdict.slices["judged"] + verdict.slices["undefined"] == 3
+    assert verdict.slices["others"] > 0
+    assert (
+        f"and {verdict.slices['others']:,} smaller ones were not looked at"
+        in gate_text.describe(gate)
+    )
 
 
 def test_a_gate_judges_the_paired_difference_by_its_interval(runs, scored):

@@ -20,8 +20,9 @@ class Verdict(NamedTuple):
     is_relative: the numbers are fractions of the other model's metric.
     holds: the condition is fulfilled, so the gate fails. None: undefined, so it fails too.
     value, low, high: the compared metric or difference, and its 95% interval.
-    slices: {judged, undefined: numbers of slices; failed: {value, and the numbers as above} of
-        each slice that fulfils the condition}. None without slices.
+    slices: {judged, undefined, others: numbers of slices, the last of small ones beyond the limit
+        of `compare`; failed: {value, and the numbers as above} of each slice that fulfils the
+        condition}. None without slices.
     """
 
     condition: str
@@ -121,6 +122,7 @@ def _verdict(condition: Condition, comparison: compare.Comparison) -> Verdict:
         slices = {
             "judged": sum(h is not None for h in held),
             "undefined": sum(h is None for h in held),
+            "others": comparison.by["others"],
             "failed": [
                 {"value": value, **_numbers(of_slice)}
                 for (value, of_slice), h in zip(spans, held, strict=True)

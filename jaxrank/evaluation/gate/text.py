@@ -77,6 +77,8 @@ def _slice_lines(verdict: Verdict, gate: Gate) -> list[str]:
     judged, undefined = verdict.slices["judged"], verdict.slices["undefined"]
     line = f"by {column}: {len(failed):,} of {judged:,} values fulfil it"
     line += f", {undefined:,} are too small to judge" * bool(undefined)
+    if others := verdict.slices["others"]:
+        line += f", and {others:,} smaller ones were not looked at"
     shown = [
         f"{value_name(entry['value'])}: {_span(entry, verdict.is_relative)}"
         for entry in failed[:_MAX_SLICES]
