@@ -59,9 +59,8 @@ class Options:
 
 def runs(context: Context) -> Runs:
     options = context.options
-    machines = [
-        topology(name, "--topologies") for name in options.topologies
-    ]  # checked before anything runs
+    # Checked before anything runs.
+    machines = [topology(name, "--topologies") for name in options.topologies]
     present = yield from describe_devices()
     counts = options.devices or _powers(present)
     is_cpu = present["platform"] == "cpu"

@@ -115,7 +115,7 @@ def test_scaling_compares_each_family_with_its_smallest_machine():
 def test_scaling_measures_powers_of_two_up_to_the_cores_of_a_cpu():
     _, specs = driven(scaling.STUDY, scaled, topologies=("v3-8",))
     assert {s.overrides["mesh.devices"] for s in specs.values() if s.kind == "bench"} == {1, 2}
-    with pytest.raises(InputError, match="--topology.*found 'v9-8'"):
+    with pytest.raises(InputError, match="--topologies: .*found 'v9-8'"):
         driven(scaling.STUDY, scaled, topologies=("v9-8",))
     with pytest.raises(InputError, match="--devices: must be at most 256 .*: found 300"):
         driven(scaling.STUDY, scaled, devices=(1, 300))
