@@ -77,7 +77,30 @@ def test_the_cookbook_runs(folder, monkeypatch):
         results += pages.run_page(pages.DOCS / "cookbook" / f"{name}.md", folder, flags)
     gates = [result["gate"] for verb, result in results if "gate" in result]
     assert [gate["passed"] for gate in gates] == [True]
+    _are_days_of_one_world(results)
     assert (folder / "production").resolve() == folder / "runs" / "1"
+
+
+def _are_days_of_one_world(results):
+    """Yesterday's model is good on the next day, and ids have left and wait by then."""
+    change, _ = next(result["gate"] for _, result in results if "gate" in result)["conditions"]
+    assert change["condition"].startswith("click/logloss")
+    assert abs(change["value"]) < 0.05  # of 24 steps
+    (production,) = [
+        run["metrics"]["click/auc"]
+        for _, result in results
+        if "gate" in result
+        for run in result["comparison"]["runs"]
+        if run["workdir"] == "production"
+    ]
+    assert production > 0.65
+    days = [result["vocabularies"].get("ad") for verb, result in results if verb == "prepare"]
+    line = "table ad: {kept} rows kept, {new} new, {evicted} evicted; {waiting} ids wait;"
+    page = (pages.DOCS / "cookbook/daily.md").read_text()
+    printed = [line.format_map(ids) for ids in days if ids]
+    assert [text for text in printed if text in page] == printed[1:]
+    assert " 0 evicted" not in printed[-1]
+    assert " 0 ids wait" not in printed[-1]
 
 
 @pytest.mark.slow
