@@ -116,7 +116,7 @@ CONFIGS = [
     block
     for name in ("data.md", "migrating.md", "migrating_more.md")
     for block in pages.blocks(pages.DOCS / name)
-    if block.mark.startswith("run by docs_commands_test.py")
+    if block.mark in [f"run by docs_commands_test.py: {name}" for name in ("loaded", "translated")]
 ]
 
 
@@ -129,17 +129,26 @@ def test_a_config_of_a_page_is_valid(block, tmp_path):
     assert FeatureSpec.from_state(config_files.to_plain(loaded.features)).tasks
 
 
-FRAGMENTS = ("derived.md", "sequences.md", "models.md", "placement.md", "cookbook/vectors.md")
+FRAGMENTS = (
+    *("derived.md", "sequences.md", "models.md", "placement.md", "requests.md"),
+    "cookbook/vectors.md",
+)
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_a_fragment_of_a_config_is_valid(name):
     c = config.default()
     c.features.tasks = [dict(name="click", label="click")]
-    code = pages.marked(name, "run by docs_commands_test.py: fragment")
-    exec(code, {"c": c, "ConfigDict": ConfigDict})
-    config.check(c)
-    FeatureSpec.from_state(config_files.to_plain(c.features))
+    fragments = [
+        block
+        for block in pages.blocks(pages.DOCS / name)
+        if block.mark == "run by docs_commands_test.py: fragment"
+    ]
+    assert fragments
+    for block in fragments:
+        exec(block.text, {"c": c, "ConfigDict": ConfigDict})
+        config.check(c)
+        FeatureSpec.from_state(config_files.to_plain(c.features))
 
 
 def test_the_notebook_runs(folder, monkeypatch):

@@ -155,8 +155,23 @@ def test_a_page_is_short_and_says_of_each_block_whether_it_runs(page):
         assert block.language, f"{block}: name a language"
         assert block.is_skipped() or runs, f"{block}: run it, or say why not"
         if block.mark.startswith("run by "):
-            file = block.mark.removeprefix("run by ").split(":")[0]
-            assert list((ROOT / "tests").rglob(file)), block
+            file, _, name = block.mark.removeprefix("run by ").partition(": ")
+            assert reads(file, page, name), f"{block}: {file} does not read the block"
+        for file in re.findall(r"\b[\w/]+_test\.py", block.mark):
+            assert list((ROOT / "tests").rglob(file.removeprefix("tests/"))), f"{block}: {file}"
+        for path in re.findall(r"\b(?:tests|cookbook)/[\w/.]+", block.mark):
+            assert (ROOT / path).exists() or (ROOT / "docs" / path).exists(), f"{block}: {path}"
+
+
+def reads(file, page, name):
+    """Returns whether a test file has the name of a page, and the name of a block's mark."""
+    for path in (ROOT / "tests").rglob(file):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        names_block = any(re.search(rf"\b{name}\b", text) for text in texts)
+        if names_block and str(page.relative_to(ROOT / "docs")) in texts:
+            return True
+    return False
 
 
 def commands_of(page):

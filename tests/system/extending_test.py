@@ -5,6 +5,7 @@ import re
 import shlex
 import tomllib
 
+import pages
 import pytest
 from checkout import ROOT
 from registries import restored
@@ -65,6 +66,19 @@ def test_every_command_of_the_page_runs(folder, capsys):
     code = json.loads((folder / "run" / "code.json").read_text())
     names = {kind: list(entries) for kind, entries in code.items()}
     assert names == {"model": ["two_towers"], "loss": ["weighted_bce"], "metric": ["brier"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "kind"),
+    [
+        ("metrics.md", "brier", "python"),
+        ("cookbook/own_model.md", "check-model", "bash"),
+        ("models.md", "train", "bash"),
+    ],
+)
+def test_a_block_of_another_page_is_part_of_a_block_that_runs(name, mark, kind):
+    part = pages.marked(name, f"run by extending_test.py: {mark}")
+    assert any(part in text for other, text in BLOCKS if other == kind)
 
 
 def test_the_block_for_packages_names_the_group():
