@@ -25,7 +25,7 @@ from benchmarks.harness.checkout import ROOT, environment
 CONFIG = ROOT / "configs" / "ml1m_dcnv2.py"
 JAXRANK = [sys.executable, "-m", "jaxrank"]
 # The L2 of the config is optimal for the best epoch, and a smaller one for the first epochs. This
-# value was chosen by the validation AUC of epochs 9 and 10 (docs/benchmarks/log/2026-11.md).
+# value was chosen by the validation AUC of epochs 9 and 10 (docs/benchmarks/log/movielens.md).
 SETTINGS = ("--config.embedding.l2=0.0012",)
 
 

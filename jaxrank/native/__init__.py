@@ -2,7 +2,7 @@
 
 XLA on CPU gathers and scatters on one thread and waits for memory at every row. Its products use
 less of the processor's speed, and the other operations of a layer go through memory several times.
-docs/benchmarks/log/2026-11.md has the times. The code uses all threads of XLA's pool, and results
+docs/benchmarks/log/cpu.md has the times. The code uses all threads of XLA's pool, and results
 do not depend on their number. See `embedding.backends.cpu_rows` and `models.native_layers`.
 
 The code is compiled for the processor when a program first needs it. It is cached in

@@ -11,7 +11,7 @@ def ensure() -> None:
 
     A step reads random rows of the tables. With pages of 4 KiB, most of these reads also miss the
     TLB: steps took 12 to 22% longer at 20 M rows than at 1 M. With huge pages they took 4 to 7%
-    longer (docs/benchmarks/log/2026-11.md). glibc reads the setting only when a process starts, and
+    longer (docs/benchmarks/log/tables.md). glibc reads the setting only when a process starts, and
     Linux uses huge pages only where a program requests them.
 
     Does nothing outside Linux, or if the program was read from standard input. Set GLIBC_TUNABLES

@@ -2,7 +2,7 @@
 
 On TPU a vector of a narrow table is gathered with its line, then selected by a product with 128
 rows of zeros and ones. A product with a whole table of up to 128 rows takes no more cycles
-(docs/benchmarks/log/2026-11.md), and needs no gather, sort or scatter.
+(docs/benchmarks/log/tpu.md), and needs no gather, sort or scatter.
 
 The places of an example that read such tables are arranged in lines of `unit` vectors. Each line is
 one product. One factor is the one-hot rows of its places, side by side. The other is their tables,
