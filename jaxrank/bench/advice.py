@@ -91,9 +91,16 @@ def _change(limit: str, rates: Throughput, stages: Mapping[str, float], setting:
             f" now {setting.num_workers}, to 0, or increase batch_size, now {setting.batch_size}."
         )
     less_work = _less_work(limit, stages, setting)
+    if setting.on_host:  # the automatic choice of data.num_workers is 0 there
+        fewer = (
+            f" Set data.num_workers, now {setting.num_workers}, to 0: input processes take cores"
+            " from the step."
+        )
+        return (
+            f"Input and step share {setting.cores} cores.{fewer * bool(setting.num_workers)}"
+            f" {less_work}"
+        )
     if rates.input > _SPARE * rates.step:
-        if setting.on_host:
-            return f"Input and step share {setting.cores} cores. {less_work}"
         return (
             "The input is fast enough on average, but not at all times: set data.prefetch_batches,"
             f" now {setting.prefetch_batches}, to {max(16, 2 * setting.prefetch_batches)}."
@@ -126,6 +133,11 @@ def _less_work(limit: str, stages: Mapping[str, float], setting: Setting) -> str
         return (
             f"Decrease data.window_blocks, now {setting.window_blocks}: a smaller window is"
             " permuted in the cache, but mixes less."
+        )
+    if setting.on_host:
+        return (
+            "Fewer columns make the input cheaper: `jaxrank study ablation` measures which features"
+            " help. Or add cores to the host."
         )
     return f"Add cores to the host for data.num_workers, now {setting.num_workers}."
 

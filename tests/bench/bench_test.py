@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import time
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from jaxrank.build import Builder
 from jaxrank.data import examples
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.data.batches.workers import suitable_workers
 from jaxrank.data.prepare import passes
 from jaxrank.data.store import direct
 from jaxrank.data.store.stored_split import StoredSplit
@@ -307,3 +309,30 @@ def test_the_limit_and_the_setting_to_change_follow_from_the_numbers(
     assert find_limit(rates, lines) == limit
     result = recommend(limit, rates, lines, SETTING._replace(**changes))
     assert advice in result
+
+
+@pytest.mark.parametrize("step", [1e6, 3e6])  # faster and slower than the input
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("limit", "window", "cheaper"),
+    [
+        ("read", 4, "'zstd' to read fewer bytes"),
+        ("decompress", 4, "'lz4' takes less"),
+        ("shuffle", 4, "data.window_blocks, now 4"),
+        ("shuffle", 1, "Fewer columns"),
+        ("pack", 4, "Fewer columns"),
+    ],
+)
+def test_a_cpu_host_is_advised_a_cheaper_input_and_no_workers(
+    limit, window, cheaper, workers, step
+):
+    rates = Throughput(2e6, step, 0.6e6)
+    setting = SETTING._replace(on_host=True, cores=2, num_workers=workers, window_blocks=window)
+    automatic = suitable_workers(setting.shards, cores=setting.cores, accelerators=0)
+    result = recommend(limit, rates, stages(**{limit: 0.2}), setting)
+    assert "share 2 cores" in result
+    assert cheaper in result
+    assert re.findall(r"data.num_workers, now (\d), to (\d+)", result) == (
+        [(str(workers), str(automatic))] if workers > automatic else []
+    )
+    assert "for data.num_workers" not in result
