@@ -114,7 +114,7 @@ def test_a_page_of_the_cookbook_runs(name, flags, folder):
 
 CONFIGS = [
     block
-    for name in ("data.md", "migrating.md", "migrating_more.md")
+    for name in ("data.md", "migrating.md", "migrating_more.md", "cookbook/history.md")
     for block in pages.blocks(pages.DOCS / name)
     if block.mark in [f"run by docs_commands_test.py: {name}" for name in ("loaded", "translated")]
 ]
