@@ -115,7 +115,8 @@ def open_data(
         InputError: the config does not fit the data, or there is none.
     """
     located = locate(config, workdir, inherits=inherits)
-    checked = functools.partial(_check_names, config, check, traces=not located.exists())
+    prepares = generate is None and not located.exists()
+    checked = functools.partial(_check_names, config, check, traces=prepares)
     if generate is None:
         store = located.prepare(report, checked)
     elif located.exists():

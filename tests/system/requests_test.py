@@ -99,12 +99,12 @@ def test_a_comparison_of_ranked_scores_has_no_calibration(variants):
     run = evaluate.open_run(str(workdir))
     scored = compare.score(str(workdir), run)
     rows, tasks = compare.Rows.read(run, ""), list(scored.tasks.values())
-    compared = compare._compared([scored, scored], tasks, ROWS, rows, 0.95)
-    for metrics in (compared.runs[0]["metrics"], compared.differences[0]):
+    compared, differences = compare._compared([scored, scored], tasks, ROWS, rows, 0.95)
+    for metrics in (compared[0]["metrics"], differences[0]):
         assert np.isnan(_number(metrics["click"]["calibration"]))
         assert np.isfinite(_number(metrics["conversion"]["calibration"]))
     for name in ("auc", "ndcg@10", "gauc"):
-        assert compared.runs[0]["metrics"]["click"][name] == result.metrics["click"][name]
+        assert compared[0]["metrics"]["click"][name] == result.metrics["click"][name]
 
 
 def test_a_gate_judges_metrics_of_requests_by_slices(variants, tmp_path, capsys):
