@@ -27,7 +27,8 @@ class Requests(NamedTuple):
 
     context: columns, or patterns of them, that all candidates share. Empty: a request may give any
         column in its context or with its candidates.
-    defaults: {column: value} of columns that a request may omit.
+    defaults: {column: value} of columns that a request may omit. A text is read as JSON, except
+        that a number stays as it is written for a column of text. Empty: a missing value.
     """
 
     context: tuple[str, ...] = ()
@@ -40,15 +41,12 @@ class Requests(NamedTuple):
         Raises:
             InputError: a default is not NAME=VALUE.
         """
-        values: dict[str, Any] = {}
+        values: dict[str, str] = {}
         for text in defaults:
             name, equals, value = text.partition("=")
             if not name or not equals:
                 raise InputError(f"--default: must be NAME=VALUE: found {text!r}.")
-            try:
-                values[name] = json.loads(value) if value else None
-            except ValueError:
-                values[name] = value
+            values[name] = value
         return cls(tuple(c for text in context for c in text.split(",") if c), values)
 
 
@@ -155,13 +153,25 @@ def _columns(spec: FeatureSpec, types: pa.Schema, requests: Requests) -> list[di
                 "is_list": is_list(kind),
                 "source": "context" if is_context else source,
                 "required": name not in requests.defaults,
-                "default": requests.defaults.get(name),
+                "default": _default(requests.defaults.get(name, ""), kind),
                 "now": name == spec.time
                 and name not in requests.defaults
                 and _has_request_time(spec),
             }
         )
     return result
+
+
+def _default(given: Any, kind: pa.DataType) -> Any:
+    """Returns the default of a column; see `Requests`."""
+    if not isinstance(given, str):
+        return given
+    try:
+        value = json.loads(given) if given else None
+    except ValueError:
+        return given
+    is_text = not is_list(kind) and _type(kind) in ("text", "binary")
+    return given if is_text and isinstance(value, int | float) else value  # also true and false
 
 
 def _type(kind: pa.DataType) -> str:

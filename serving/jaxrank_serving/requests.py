@@ -43,14 +43,12 @@ def cells_of_request(
     """
     if not isinstance(context, Mapping):
         raise RequestError("context", None, "an object of features", f"{context!r:.80}")
-    by_column, rows = _as_columns(candidates)
+    for name in context:
+        if name not in columns:
+            raise _unknown(name, columns)
+    by_column, rows = _as_columns(candidates, columns)
     if not rows:
         return {}, 0
-    for name in (*context, *by_column):
-        if name not in columns:
-            actual = f"{name!r}, the features are {sorted(columns)}"
-            row, place = (None, "") if name in context else _first_place(by_column[name], rows)
-            raise RequestError(str(name), row, "a feature of the model", f"{actual:.400}", place)
     return {name: _cells(column, context, by_column) for name, column in columns.items()}, rows
 
 
@@ -83,16 +81,24 @@ def _cells(column: Column, context: Mapping[str, Any], by_column: Mapping[str, _
     return Cells([column.default], column, True)
 
 
-def _first_place(column: _Values, rows: int) -> tuple[int | None, str]:
-    """Returns the first candidate that has a column, or the place of a column that all have."""
-    if not column.absent:
-        return None, _EACH_CANDIDATE
-    return min(set(range(rows)).difference(column.absent)), ""
+def _unknown(
+    name: Any, columns: Mapping[str, Column], row: int | None = None, place: str = ""
+) -> RequestError:
+    actual = f"{name!r}, the features are {sorted(columns)}"
+    return RequestError(str(name), row, "a feature of the model", f"{actual:.400}", place)
 
 
-def _as_columns(candidates: Candidates) -> tuple[dict[str, _Values], int]:
-    """Returns {column: values}, and the number of candidates."""
+def _as_columns(
+    candidates: Candidates, known: Mapping[str, Column]
+) -> tuple[dict[str, _Values], int]:
+    """Returns {column: values}, and the number of candidates.
+
+    Unknown names are rejected before anything is made of them: there may be very many.
+    """
     if isinstance(candidates, Mapping):
+        for name in candidates:
+            if name not in known:
+                raise _unknown(name, known, place=_EACH_CANDIDATE)
         return _checked_columns(candidates)
     if isinstance(candidates, str | bytes) or not isinstance(candidates, Sequence):
         must = "a list of candidates, or columns of values"
@@ -103,6 +109,10 @@ def _as_columns(candidates: Candidates) -> tuple[dict[str, _Values], int]:
                 raise RequestError("candidate", i, "an object of features", f"{candidate!r:.80}")
     columns: dict[str, _Values] = {}
     names = list(candidates[0]) if candidates else []
+    for name in names:
+        if name not in known:
+            is_first_only = any(name not in candidate for candidate in candidates)
+            raise _unknown(name, known, *((0, "") if is_first_only else (None, _EACH_CANDIDATE)))
     try:
         if len(names) > 1:
             by_candidate = map(operator.itemgetter(*names), candidates)
@@ -115,8 +125,10 @@ def _as_columns(candidates: Candidates) -> tuple[dict[str, _Values], int]:
     if set(map(len, candidates)) != {len(columns)} and any(
         len(candidate) != len(columns) for candidate in candidates
     ):
-        for candidate in candidates:
+        for i, candidate in enumerate(candidates):
             for name in candidate.keys() - columns.keys():
+                if name not in known:
+                    raise _unknown(name, known, i)
                 columns[name] = _partly_absent(candidates, name)
     return columns, len(candidates)
 

@@ -5,6 +5,7 @@ import errno
 import json
 import shutil
 import threading
+import tracemalloc
 from types import SimpleNamespace
 
 import jaxrank_serving
@@ -36,6 +37,7 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export import bundle as bundles
 from jaxrank.export import dense_part as dense_parts
+from jaxrank.export import signature as signatures
 from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
 from jaxrank.export.card import card
@@ -305,7 +307,7 @@ def test_the_signature_has_statistics_of_the_validation_data(run, exported, scor
     assert f"| click, mean label | {means['click'].label_mean:.6g} |" in card
     assert f"| user | {features['user'].missing:.1%} missing" in card
     assert "| user | text | context | rejected |" in card
-    assert "| age | text | candidate | `30` |" in card
+    assert '| age | text | candidate | `"30"` |' in card
 
 
 def test_the_score_mean_is_that_of_the_last_evaluation_of_the_checkpoint(tmp_path):
@@ -378,6 +380,30 @@ def test_requests_are_checked_and_defaults_filled_in(run, scorer):
     ):
         with pytest.raises(RequestError, match=message):
             scorer.score(context, changed)
+
+
+def test_many_unknown_names_cost_nothing_but_themselves(scorer):
+    many = {f"unknown {i}": 1 for i in range(3_000)}
+    for candidates in ([many, *[{}] * 1_000], [{}, many, *[{}] * 1_000], {n: [1] for n in many}):
+        tracemalloc.start()
+        with pytest.raises(RequestError, match="unknown .*: must be a feature of the model"):
+            scorer.score({"user": "u1"}, candidates)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 2**20  # lists of all candidates for each name took 24 MB
+
+
+def test_a_default_of_text_stays_as_it_is_written():
+    for kind, given, expected in (
+        *((pa.string(), given, given) for given in ("1.10", "1e5", "007", "true", "Zürich")),
+        (pa.string(), '"1.10"', "1.10"),
+        *((pa.string(), given, None) for given in ("", "null")),
+        (pa.int64(), "30", 30),
+        (pa.float32(), "1.10", 1.1),
+        (pa.list_(pa.string()), '["1.10"]', ["1.10"]),
+        (pa.int64(), 30, 30),
+    ):
+        assert signatures._default(given, kind) == expected
 
 
 def test_the_documented_program_runs(exported):
@@ -473,7 +499,7 @@ def test_an_export_in_small_pieces_gives_the_same_files(run, exported, tmp_path,
     monkeypatch.setattr(table_rows, "_FILE", 1000)
     monkeypatch.setattr(vocabulary_index, "_IN_MEMORY", 50)
     monkeypatch.setattr(vocabulary_index, "_SLICE", 30)
-    requests = Requests(("us*",), {"age": 30})
+    requests = Requests(("us*",), {"age": "30"})
     export_bundle(str(run / "run"), output=str(tmp_path / "out"), requests=requests)
     names = [str(p.relative_to(exported)) for p in exported.rglob("*") if p.is_file()]
     assert len(names) >= 8

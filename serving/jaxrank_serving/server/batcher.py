@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxrank_serving.errors import RequestError
-from jaxrank_serving.server.messages import HttpError, Response, as_http_error, internal_error
+from jaxrank_serving.server.messages import (
+    HttpError,
+    Response,
+    as_http_error,
+    internal_error,
+    too_many_candidates,
+)
 from jaxrank_serving.server.metrics import Metrics
 from jaxrank_serving.server.model import Encoded, Model
 from jaxrank_serving.server.score import Call
@@ -176,14 +182,9 @@ class Batcher:
         if pending.future.done() or now >= pending.deadline:
             return None  # it is answered when its time is over
         try:
-            features = pending.call.features(pending.model)
+            features = pending.call.features(pending.model, self._max_candidates)
             if features.rows > self._max_candidates:
-                raise HttpError(
-                    400,
-                    f"candidates: must be at most {self._max_candidates:,}:"
-                    f" found {features.rows:,}.",
-                    "candidates",
-                )
+                raise too_many_candidates(self._max_candidates, features.rows)
             scorer = pending.model.scorer
             if not features.rows:
                 empty = scorer.score(features.context, features.candidates)

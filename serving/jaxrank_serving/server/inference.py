@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrank_serving.server import tensors
-from jaxrank_serving.server.messages import Response, json_response, parse_json
+from jaxrank_serving.server.messages import (
+    Response,
+    json_response,
+    parse_json,
+    too_many_candidates,
+)
 from jaxrank_serving.server.model import Model
 from jaxrank_serving.server.score import Features
 from jaxrank_serving.server.tensors import Field, Tensor
@@ -42,8 +47,8 @@ class InferCall:
         self._id: str | None = None
         self._outputs: list[_Output] = []
 
-    def features(self, model: Model) -> Features:
-        """Parses the body. Raises HttpError if it is invalid."""
+    def features(self, model: Model, most: int) -> Features:
+        """Parses the body. Raises HttpError if it is invalid, or of more than `most` candidates."""
         head, rest = self._split()
         tree = parse_json(head)
         request_id = tree.get("id")
@@ -65,6 +70,9 @@ class InferCall:
         if start != len(rest):
             must = f"{start:,} bytes behind the JSON part, as the inputs declare"
             raise Field("body").error(must, len(rest))
+        found = max(tensor.shape[0] for tensor in columns.values())
+        if found > most:  # an empty tensor may have any number, and no bytes
+            raise too_many_candidates(most, found)
         return _features(columns, model.scorer.signature)
 
     def _split(self) -> tuple[bytes, bytes]:

@@ -51,6 +51,11 @@ def internal_error() -> HttpError:
     return HttpError(500, "The server failed. Its log has the reason.")
 
 
+def too_many_candidates(most: int, found: int) -> HttpError:
+    """Returns the error of a request with too many candidates."""
+    return HttpError(400, f"candidates: must be at most {most:,}: found {found:,}.", "candidates")
+
+
 def as_http_error(error: RequestError) -> HttpError:
     """Returns the response's error for an invalid value of a request."""
     return HttpError(400, str(error), error.column)

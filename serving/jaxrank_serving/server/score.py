@@ -23,8 +23,15 @@ class Features(NamedTuple):
 class Call(Protocol):
     """A request of one protocol. Its methods run in the thread of the batcher."""
 
-    def features(self, model: Model) -> Features:
-        """Parses the body. Raises HttpError if it is invalid."""
+    def features(self, model: Model, most: int) -> Features:
+        """Parses the body.
+
+        Args:
+            most: candidates. What has more may be rejected, or returned without its features.
+
+        Raises:
+            HttpError: it is invalid.
+        """
         ...
 
     def response(self, model: Model, scores: Mapping[str, np.ndarray]) -> Response:
@@ -38,7 +45,7 @@ class ScoreCall:
     def __init__(self, body: bytes):
         self._body = body
 
-    def features(self, model: Model) -> Features:
+    def features(self, model: Model, most: int) -> Features:
         """Parses the body. Raises HttpError if it is invalid."""
         tree = parse_json(self._body)
         for key in tree:

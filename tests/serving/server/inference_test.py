@@ -160,6 +160,13 @@ def test_errors_name_the_tensor(app, tree, field, message):
     assert answer.json["field"] == field
 
 
+def test_an_empty_tensor_of_too_many_candidates_is_rejected(app):
+    tree = {"inputs": [tensor("item", "BYTES", [2**20, 0], [])]}
+    answer = post(app, INFER, tree)
+    assert answer.status == 400
+    assert answer.json["error"] == "candidates: must be at most 2,000: found 1,048,576."
+
+
 @pytest.mark.parametrize(
     ("part", "shape", "message"),
     [
