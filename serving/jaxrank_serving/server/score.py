@@ -27,7 +27,7 @@ class Call(Protocol):
         """Parses the body.
 
         Args:
-            most: candidates. What has more may be rejected, or returned without its features.
+            most: number of candidates. A request with more may be rejected here already.
 
         Raises:
             HttpError: it is invalid.
