@@ -23,6 +23,7 @@ from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
+from jaxrank.models.registry import find_module
 from jaxrank.report import Report
 from jaxrank.workdir import files
 from jaxrank.workdir.data import RunData
@@ -76,9 +77,10 @@ def locate(
     return RunData(path, is_direct, is_own, *sections)
 
 
-def has_scales(config: ConfigDict) -> bool:
-    """Returns True if a config has scales of features, before or without `inherit`."""
-    return bool(config.model.get("scales"))
+def names_features(config: ConfigDict) -> bool:
+    """Returns True if the model's `fields_by_feature` are set, before or without `inherit`."""
+    fields = getattr(find_module(config.model.name), "fields_by_feature", ())
+    return any(config.model.get(field) for field in fields)
 
 
 def inherit(config: ConfigDict, workdir: str | Path, init_from: Path | None = None) -> ConfigDict:

@@ -257,15 +257,15 @@ def build(
     report: Report,
     *,
     inherits_store: bool = False,
-    inherits_scales: bool = False,
+    inherits_names: bool = False,
     num_steps: int = 0,
 ) -> Run:
     """Builds everything that `train` needs, without running a step.
 
     Args:
         inherits_store: see `inherits` of `opening.locate`.
-        inherits_scales: whether `model.scales` are those of an older run, which may have had
-            features that this data lacks.
+        inherits_names: whether the model's `fields_by_feature` are from an older run, which may
+            have had features that this data lacks.
         num_steps: last step of a run without evaluation, for more steps than in the config with the
             same shapes. 0: the last step of the config.
 
@@ -278,7 +278,7 @@ def build(
     check_means()
     check_row_shards(mesh.shape[meshes.SHARD])
     data = open_data(
-        config, directory, report, inherits_store=inherits_store, inherits_scales=inherits_scales
+        config, directory, report, inherits_store=inherits_store, inherits_names=inherits_names
     )
     builder = data.builder.without_evaluation() if num_steps else data.builder
     config = builder.config
@@ -350,7 +350,7 @@ def build_endless(
     report: Report,
     *,
     inherits_store: bool = False,
-    inherits_scales: bool = False,
+    inherits_names: bool = False,
 ) -> Iterator[Run]:
     """Builds a run whose batches never end, to measure it. It saves no checkpoints. See `build`."""
     num_steps = _MAX_STEPS // config.steps_per_execution * config.steps_per_execution
@@ -359,7 +359,7 @@ def build_endless(
         directory,
         report,
         inherits_store=inherits_store,
-        inherits_scales=inherits_scales,
+        inherits_names=inherits_names,
         num_steps=num_steps,
     )
     try:
@@ -381,10 +381,10 @@ def build_measured(config: ConfigDict, workdir: str | Path, report: Report) -> I
     directory = files.directory(workdir)
     configs.check(config)
     with lock.locked(directory):
-        inherits_scales = not opening.has_scales(config)
+        inherits_names = not opening.names_features(config)
         config = opening.inherit(config, directory)
         with build_endless(
-            config, directory, report, inherits_store=True, inherits_scales=inherits_scales
+            config, directory, report, inherits_store=True, inherits_names=inherits_names
         ) as run:
             yield run
 
@@ -413,13 +413,13 @@ def open_data(
     report: Report,
     *,
     inherits_store: bool,
-    inherits_scales: bool = False,
+    inherits_names: bool = False,
 ) -> TrainingData:
     """Opens the data of a run, prepared first if it is absent; see `opening.open_data`.
 
     Args:
         inherits_store: see `inherits` of `opening.locate`.
-        inherits_scales: see `build`.
+        inherits_names: see `build`.
 
     Raises:
         InputError: the config does not fit the data.
@@ -427,7 +427,7 @@ def open_data(
     check = functools.partial(
         _check_files_and_columns,
         is_new=not files.has_checkpoint(directory),
-        checks_features=not inherits_scales,
+        checks_features=not inherits_names,
     )
     opened = opening.open_data(config, directory, report, inherits=inherits_store, check=check)
     builder, store, split = opened.builder, opened.store, opened.split

@@ -106,14 +106,14 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(timer)
         stack.enter_context(lock.locked(directory))
-        inherits_scales = not opening.has_scales(config)
+        inherits_names = not opening.names_features(config)
         with processes.together():
             older = start.parse_source(init_from)[0] if init_from else None
             config = opening.inherit(config, directory, older)
         if not allow_config_change:
             workdirs.check_config(directory, config)
             user_code.check(directory)
-        run = runs.build(config, directory, report_once, inherits_scales=inherits_scales)
+        run = runs.build(config, directory, report_once, inherits_names=inherits_names)
         stack.callback(run.checkpoints.close)
         stack.callback(run.batches.close)
 

@@ -97,6 +97,7 @@ def test_a_scale_of_no_feature_is_rejected():
         features = dict(categorical=[dict(columns="*")], ragged=[], skip=skip)
         model = dict(name="factorization_machine", scales={"c0": 0.5, name: 0.1})
         config = ConfigDict(dict(model=model, features=features))
+        assert opening.names_features(config)
         Builder(config, schema).check_fields_by_feature()
 
     with pytest.raises(InputError, match=r"model.scales: .* found 'c_1'\. Did you mean 'c1'\?"):
@@ -120,6 +121,7 @@ def test_a_field_of_an_own_model_may_have_the_name_of_another_models():
         config = tiny.config()
         with config.unlocked():
             config.model = default("scaled").model
+        assert not opening.names_features(config)
         builder = Builder(config, make_schema(config))
         builder.check_fields_by_feature()
         builder.check_names(traces=True)
