@@ -1,10 +1,12 @@
 """Generated requests are answered with a score or a clear error of the client, never with 5xx."""
 
 import asyncio
+import contextlib
 import copy
 import json
 import random
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -42,17 +44,22 @@ SHAPES = [
     None,
 ]
 PATHS = ["/v1/score", "/v2/models/ads/infer"]
+MAX_COPIES = 20  # bytes of memory per byte of a body; objects of Python take up to 8
 
 
 @pytest.fixture(scope="module")
-def app(bundle):
-    app = App(
-        Settings(bundle, timeout_ms=60_000, reload_seconds=0, batch_sizes=(8,), max_candidates=20),
-        report=lambda text: None,
-    )
-    app.start()
-    yield app
-    app.close()
+def make_app(bundle):
+    """Returns a function that starts applications, which are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**changes):
+            settings = Settings(bundle, timeout_ms=60_000, reload_seconds=0, **changes)
+            app = App(settings, report=lambda text: None)
+            app.start()
+            stack.callback(app.close)
+            return app
+
+        yield make
 
 
 def score_request(r):
@@ -146,27 +153,88 @@ def generated(r):
     return path, bytes(body), {}
 
 
-def test_a_generated_request_is_scored_or_rejected_with_a_reason(app):
+def large(r, kind):
+    """Returns path, body and headers of a request that has very many of one thing.
+
+    kind: number of that thing.
+    """
+    count = r.randint(5_000, 10_000)
+    unknown = [f"unknown {i}" for i in range(count)]
+    rows, names = candidates(2), dict.fromkeys(unknown, 1)
+    empty = {"name": "item", "datatype": "BYTES", "shape": [2**20, 0], "data": []}
+    trees = [
+        {"context": CONTEXT, "candidates": [names, *[{}] * 1_000]},
+        {"context": CONTEXT, "candidates": [*rows, names, *[{}] * 1_000]},
+        {"context": CONTEXT, "candidates": dict.fromkeys(unknown, [1, 2])},
+        {"context": CONTEXT | names, "candidates": rows},
+        {"context": CONTEXT, "candidates": rows * (count // 10)},
+        {"context": CONTEXT, "candidates": dict.fromkeys(CANDIDATE, [None] * count)},
+        {"context": CONTEXT, "candidates": [row | {"seen": ["i1"] * count} for row in rows]},
+        {"context": {"user": "u" * 10 * count}, "candidates": rows},
+        {"context": CONTEXT, "candidates": rows} | names,
+        {"inputs": [empty | {"name": name} for name in NAMES]},
+        {"inputs": [empty | {"name": name} for name in unknown]},
+        {"inputs": [tensor(r, "user", "u1", 1), tensor(r, "item", "i1", count)]},
+        {"inputs": [tensor(r, name, "1", 2) for name in unknown]},
+        {"inputs": [empty], "outputs": [{"name": name} for name in unknown]},
+    ]
+    tree = trees[kind % len(trees)]
+    return PATHS["inputs" in tree], json.dumps(tree).encode(), {}
+
+
+def check(app, request, answer):
+    """Raises AssertionError unless an answer is right."""
+    path, body, headers = request
+    shown = (path, body[:2000], headers, answer)
+    assert answer.status in (200, 400), shown
+    if answer.status == 400:
+        assert answer.json["error"], shown
+        assert "field" in answer.json, shown
+    elif path == PATHS[0]:
+        tree = json.loads(body)
+        scorer = app.repository.model.scorer
+        expected = scorer.score(tree.get("context", {}), tree["candidates"])
+        for name, scores in answer.json["scores"].items():
+            np.testing.assert_allclose(scores, expected[name], rtol=1e-5)
+
+
+def test_a_generated_request_is_scored_or_rejected_with_a_reason(make_app):
+    app = make_app(batch_sizes=(8,), max_candidates=20)
     r = random.Random(0)
-    statuses, scorer = {}, app.repository.model.scorer
+    statuses = {}
 
     async def all_requests():
         for _ in range(CASES):
-            path, body, headers = generated(r)
+            path, body, headers = request = generated(r)
             answer = await call(app, "POST", path, body, headers)
             statuses[answer.status] = statuses.get(answer.status, 0) + 1
-            shown = (path, body[:2000], headers, answer)
-            assert answer.status in (200, 400), shown
-            if answer.status == 400:
-                assert answer.json["error"], shown
-                assert "field" in answer.json, shown
-            elif path == PATHS[0]:
-                tree = json.loads(body)
-                expected = scorer.score(tree.get("context", {}), tree["candidates"])
-                for name, scores in answer.json["scores"].items():
-                    np.testing.assert_allclose(scores, expected[name], rtol=1e-5)
+            check(app, request, answer)
 
     asyncio.run(all_requests())
     print(statuses)  # with -s
     assert statuses[200] > CASES / 20
     assert statuses[400] > CASES / 5
+
+
+def test_large_requests_take_memory_of_their_size_and_stop_no_others(make_app):
+    """Work for each pair of a name and a candidate is a fault, or for each row without bytes."""
+    r = random.Random(1)
+    app, statuses = make_app(batch_sizes=(8, 512)), set()
+
+    async def together(requests):
+        return await asyncio.gather(*(call(app, "POST", *request) for request in requests))
+
+    for i in range(max(CASES // 100, 7)):
+        whole = PATHS[0], json.dumps(score_request(r)).encode(), {}
+        requests = [large(r, 2 * i), generated(r), large(r, 2 * i + 1), whole]
+        tracemalloc.start()
+        answers = asyncio.run(together(requests))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        for request, answer in zip(requests, answers, strict=True):
+            check(app, request, answer)
+        statuses |= {answers[0].status, answers[2].status}
+        assert answers[-1].status == 200
+        sizes = [len(body) for _, body, _ in requests]
+        assert peak < 2**22 + MAX_COPIES * sum(sizes), [body[:200] for _, body, _ in requests]
+    assert 400 in statuses
