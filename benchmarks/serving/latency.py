@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 from jaxrank_serving import Scorer, load
+from jaxrank_serving.dense_part import open_onnx
 from jaxrank_serving.requests import cells_of_request
+from jaxrank_serving.scorer import THREADS
 
 from benchmarks.harness.arguments import positive, run_main
 from benchmarks.serving import peers
@@ -67,12 +69,13 @@ class Request:
         self.features, self.rows = scorer.encode(self.context, self.candidates)
         self.arrays = scorer.arrays(self.features, self.rows)
         self.logits = scorer.logits(self.arrays)
+        self.dense_part = open_onnx(scorer.bundle)  # with one thread
 
     def score(self) -> Any:
         return self.scorer.score(self.context, next(self.batches))
 
     def floor(self) -> Any:
-        return self.scorer.logits(self.arrays)
+        return self.dense_part(self.arrays)
 
     @property
     def parts(self) -> dict[str, Callable[[], Any]]:
@@ -82,7 +85,7 @@ class Request:
             "columns": lambda: cells_of_request(self.context, self.candidates, self.by_name),
             "encoding": lambda: encoder.encode(cells, self.rows),
             "vectors": lambda: self.scorer.arrays(self.features, self.rows),
-            "dense part": self.floor,
+            "dense part": lambda: self.scorer.logits(self.arrays),
             "predictions": lambda: self.scorer.predictions(self.logits),
         }
 
@@ -161,6 +164,7 @@ def main() -> None:
         default="wall",
         help="cpu: processor time of the thread, for a machine that is in use",
     )
+    parser.add_argument("--threads", type=positive, default=THREADS, help="of a request")
     parser.add_argument("--torch-python", default="", help="a Python with torch, for torch.compile")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     args = parser.parse_args()
@@ -181,7 +185,7 @@ def main() -> None:
                 requests=requests,
                 report=lambda _: None,
             )
-            scorer = load(output)
+            scorer = load(output, threads=args.threads)
             for form, by_column in (("dicts", False), ("columns", True)):
                 request = Request(scorer, columns, args.candidates, by_column)
                 measure(

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import jaxrank_serving
 import numpy as np
 from jaxrank_serving.bundle import MANIFEST, seal
+from jaxrank_serving.scorer import THREADS
 
 from benchmarks.harness.arguments import positive
 from benchmarks.harness.checkout import ROOT
@@ -146,7 +147,8 @@ def reload_under_load(
     link = folder / "served"
     point(link, bundle)
     seconds = 60 * args.minutes
-    with server(link, "--reload-seconds=0.1", "--timeout-ms=10000") as port:
+    flags = ["--reload-seconds=0.1", "--timeout-ms=10000", f"--threads={args.threads}"]
+    with server(link, *flags) as port:
         start = time.perf_counter()
         clients = [Client(port, pool, start + seconds) for _ in range(args.clients)]
         for client in clients:
@@ -182,14 +184,16 @@ def main() -> None:
     parser.add_argument("--candidates", type=positive, default=200)
     parser.add_argument("--requests", type=positive, default=1000, help="measured one by one")
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--threads", type=positive, default=THREADS, help="of a request or batch")
     parser.add_argument("--reloads", type=int, default=10)
     parser.add_argument("--clients", type=positive, default=4)
     args = parser.parse_args()
-    scorer = jaxrank_serving.load(args.bundle)
+    scorer = jaxrank_serving.load(args.bundle, threads=args.threads)
+    threads = f"--threads={args.threads}"
     rows = read_rows(args.rows, scorer.signature)
     result: dict[str, Any] = {"candidates": args.candidates}
     pools = {form: requests(scorer.signature, rows, args.candidates, form) for form in _FORMS}
-    with server(args.bundle, "--reload-seconds=0", "--timeout-ms=10000") as port:
+    with server(args.bundle, "--reload-seconds=0", "--timeout-ms=10000", threads) as port:
         connection = Connection(port)
         for form, pool in pools.items():
             calls = [

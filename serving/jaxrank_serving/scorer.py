@@ -3,21 +3,20 @@
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-import onnxruntime
 
 from jaxrank_serving.bundle import Bundle, open_bundle
+from jaxrank_serving.dense_part import DensePart, SharedDensePart, open_onnx
 from jaxrank_serving.encoder import Encoder, Features
-from jaxrank_serving.errors import BundleError
 from jaxrank_serving.index import Index
 from jaxrank_serving.requests import Candidates, cells_of_request
 from jaxrank_serving.signature import Signature
 from jaxrank_serving.tables import StackRows
 
+THREADS = 2  # of a request
 _LOG_COUNT_LIMIT = 30.0  # that of training
-LOGITS = "logits"
 
 
 class Counts(NamedTuple):
@@ -38,19 +37,13 @@ class Counts(NamedTuple):
     truncated_lists: int
 
 
-class DensePart(Protocol):
-    """The dense part of a model: arrays f[n, ...] by name -> logits f32[n, outputs]."""
-
-    def __call__(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray: ...
-
-
 class Scorer:
     """A loaded bundle. Threads may call its methods at the same time.
 
     Args:
         bundle: an open bundle.
         dense_part: computes logits in place of the bundle's ONNX model.
-        threads: of ONNX Runtime per request.
+        threads: maximum number that share the candidates of a request; see `load`.
         hash_key: key of the data, for bundles with keyed hashes.
 
     Attributes:
@@ -66,7 +59,7 @@ class Scorer:
         bundle: Bundle,
         *,
         dense_part: DensePart | None = None,
-        threads: int = 1,
+        threads: int = THREADS,
         hash_key: bytes | None = None,
     ):
         self.bundle = bundle
@@ -74,7 +67,7 @@ class Scorer:
         self.index = Index(bundle.file(signature.index.file), signature.index)
         self.encoder = Encoder(signature, self.index, hash_key)
         self._rows = {stack.name: StackRows(bundle, stack) for stack in signature.stacks}
-        self._dense_part = dense_part or _onnx(bundle, threads)
+        self._dense_part = dense_part or SharedDensePart(open_onnx(bundle), threads)
         self._columns = {column.name: column for column in signature.columns}
         self._by_value = _ByValue(signature) if signature.calibration else None
         self._lengths = {f.name: f.max_length for f in signature.ragged}
@@ -245,39 +238,19 @@ def prediction(logits: np.ndarray, kind: str) -> np.ndarray:
     return np.exp(np.minimum(x, _LOG_COUNT_LIMIT)) if kind == "count" else x
 
 
-def _onnx(bundle: Bundle, threads: int) -> DensePart:
-    """Opens the ONNX model of a bundle."""
-    name = bundle.signature.model.onnx
-    if not name:
-        raise BundleError(
-            f"{bundle.path}: must have a model in ONNX: found StableHLO only. Run that by"
-            " jax.export, as `dense_part` of a Scorer."
-        )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    try:
-        session = onnxruntime.InferenceSession(
-            bundle.file(name).read_bytes(), options, providers=["CPUExecutionProvider"]
-        )
-    except Exception as error:  # ONNX Runtime raises its own types
-        text = str(error).rstrip(".")
-        raise BundleError(f"{bundle.path / name}: must be readable: {text}.") from error
-    read = {tensor.name for tensor in session.get_inputs()}
-
-    def run(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        return session.run([LOGITS], {n: a for n, a in arrays.items() if n in read})[0]
-
-    return run
-
-
 def load(
-    path: str | Path, *, threads: int = 1, hash_key: bytes | None = None, verify: bool = False
+    path: str | Path,
+    *,
+    threads: int = THREADS,
+    hash_key: bytes | None = None,
+    verify: bool = False,
 ) -> Scorer:
     """Loads a bundle that `jaxrank export` wrote. Tables are mapped, not read.
 
     Args:
         path: directory of the bundle.
-        threads: of ONNX Runtime per request.
+        threads: maximum number that share the candidates of a request in its dense part. 1 leaves
+            the other cores to other requests.
         hash_key: key of the data, for bundles with keyed hashes.
         verify: whether the content of all files is compared with their checksums first.
 

@@ -413,10 +413,12 @@ def test_the_documented_program_runs(exported):
     assert names["click"].shape == (2,)
 
 
-def test_threads_share_a_scorer(run, scorer):
+def test_threads_share_a_scorer(run, exported):
+    scorer, alone = (jaxrank_serving.load(exported, threads=threads) for threads in (2, 1))
     rows = request_columns(scorer, raw(run))
     user = rows.pop("user")[0]
     expected = scorer.score({"user": user}, rows)["click"]
+    np.testing.assert_allclose(expected, alone.score({"user": user}, rows)["click"], rtol=1e-6)
     results = []
 
     def score():

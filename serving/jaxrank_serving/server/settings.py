@@ -27,7 +27,9 @@ class Settings:
     name: str = _flag("", "name of the model in URLs; default: that of the directory")
     host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0 is reachable from other hosts")
     port: int = _flag(8080, "port to listen on; 0 takes a free one", most=65535)
-    threads: int = _flag(1, "threads of ONNX Runtime", at_least=1, most=1024)
+    threads: int = _flag(
+        2, "maximum number of threads that share the candidates of a batch", at_least=1, most=1024
+    )
     max_body_bytes: int = _flag(4 << 20, "maximum size of a request's body", at_least=1)
     max_candidates: int = _flag(2000, "maximum number of candidates of a request", at_least=1)
     max_requests: int = _flag(
