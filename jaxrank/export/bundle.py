@@ -28,6 +28,7 @@ from jaxrank.export.comparison.check import check
 from jaxrank.export.comparison.defaults import check_defaults
 from jaxrank.export.comparison.parity import Parity
 from jaxrank.export.comparison.raw_rows import raw_rows
+from jaxrank.export.comparison.validation import with_validation
 from jaxrank.export.delta.write import DeltaSize, open_base, write_delta
 from jaxrank.export.progress import Progress
 from jaxrank.export.signature import Requests
@@ -146,6 +147,8 @@ def export_bundle(
             tree, no_onnx = _write_files(content, weights, folder, progress, report)
             bundle = _open(folder, tree, progress)
             checked = check(bundle, source, weights, raw, key, tables, report)
+            tree["statistics"] = with_validation(tree["statistics"], checked.validation)
+            progress.renew("signature.json", lambda path: json_files.write(path, tree))
             page = card(tree, results(checked, tables, source.worse_than_constant)).encode()
             progress.renew("model_card.md", lambda path: path.write_bytes(page))
             size = _write_manifest(folder, bundle.signature, progress)
@@ -167,7 +170,7 @@ def export_bundle(
         onnx=no_onnx,
         parity=checked.parity,
         latency_ms=checked.latency_ms,
-        rounding=checked.rounding,
+        rounding=checked.validation.rounding,
         delta=delta,
         seconds=time.perf_counter() - started,
         checkpoint=source.path,

@@ -56,19 +56,24 @@ def data_facts(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if statistics["rows"] is None:
         return {}
     split, rows = statistics["split"], statistics["rows"]
-    means = {
-        f"{task['task']}, mean {kind}": task[f"{kind}_mean"]
-        for task in statistics["tasks"]
-        for kind in ("label", "score")
-        if task[f"{kind}_mean"] is not None
-    }
+    labels, scores = {}, {}
+    for task in statistics["tasks"]:
+        name = task["task"]
+        if task["label_mean"] is not None:
+            labels[f"{name}, mean label"] = task["label_mean"]
+        if task["score_mean"] is not None:
+            scores[f"{name}, mean score"] = task["score_mean"]
+        scores |= {f"{name}/{metric}": value for metric, value in task["metrics"].items()}
     features = {}
     for entry in statistics["features"]:
         shares = [f"{entry[k]:.1%} {k}" for k in ("missing", "unknown") if entry[k]]
         if entry["mean_length"] not in (None, 1):
             shares.append(f"{entry['mean_length']:.3g} ids")
         features[entry["name"]] = ", ".join(shares) or "complete"
-    return {f"Means of {rows:,} rows of {split}": means, f"Features of {split}": features}
+    facts = {f"Labels of {rows:,} rows of {split}": labels}
+    if scores:
+        facts[f"Scores of {statistics['scored_rows']:,} rows of {split}"] = scores
+    return {**facts, f"Features of {split}": features}
 
 
 def results(
@@ -85,10 +90,10 @@ def results(
     if checked.parity.rounding is not None:
         comparison["largest difference from training precision"] = checked.parity.rounding
     facts: dict[str, dict[str, Any]] = {"Comparison with the trained program": comparison}
-    if checked.rounding:
+    if rounding := checked.validation.rounding:
         facts[f"Change by {tables} tables, on the validation data"] = {
             f"{task}/{name}": change
-            for task, changes in checked.rounding.items()
+            for task, changes in rounding.items()
             for name, change in changes.items()
         }
     if checked.latency_ms:

@@ -12,13 +12,15 @@ from jaxrank.export.write import Source
 from jaxrank.run_schedule import NEXT_DAY
 
 _VALID = b'"kind": "valid"'
+METRICS = ("auc", "logloss", "squared_error", "deviance")  # that a signature has
 
 
 def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
     """Returns the part `statistics` of a signature, from what preparation and training recorded.
 
     They are of the validation split, or of the training split if there is none. Values that were
-    not recorded are None.
+    not recorded are None. Scores and metrics of a calibrated checkpoint are not: they are those
+    before `jaxrank calibrate`.
 
     Args:
         spec: resolved.
@@ -26,19 +28,22 @@ def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
     data = source.run.builder.data
     name = data.valid if data.valid not in ("", NEXT_DAY) else data.train
     recorded = _split_statistics(source.store, name)
-    scores = _calibrations(source.run.directory / "metrics.jsonl", source.step)
+    scores: dict[str, float] = {}
+    if name == data.valid and source.calibration is None:
+        scores = _evaluation(source.run.directory / "metrics.jsonl", source.step)
     tasks = []
     for task in source.run.schema.tasks:
         labels = recorded.get("traffic", {}).get(task.name, {})
         mean = labels.get("mean")
-        calibration = scores.get(f"{task.name}/calibration") if name == data.valid else None
-        # The recorded evaluation is that of the model before `jaxrank calibrate`.
-        is_known = None not in (mean, calibration) and source.calibration is None
+        calibration = scores.get(f"{task.name}/calibration")
+        is_known = None not in (mean, calibration)
+        metrics = {metric: scores.get(f"{task.name}/{metric}") for metric in METRICS}
         tasks.append(
             {
                 "task": task.name,
                 "label_mean": mean,
                 "score_mean": calibration * mean if is_known else None,
+                "metrics": {metric: v for metric, v in metrics.items() if v is not None},
             }
         )
     rows = recorded.get("rows")
@@ -56,7 +61,13 @@ def statistics(source: Source, spec: FeatureSpec) -> dict[str, Any]:
                     "mean_length": counted.get("mean") if is_list else 1.0,
                 }
             )
-    return {"split": name, "rows": rows, "tasks": tasks, "features": features}
+    return {
+        "split": name,
+        "rows": rows,
+        "scored_rows": rows if scores else None,
+        "tasks": tasks,
+        "features": features,
+    }
 
 
 def _split_statistics(store: Store, name: str) -> dict[str, Any]:
@@ -71,7 +82,7 @@ def _share(count: float | None, values: float | None) -> float | None:
     return None if count is None or not values else count / values
 
 
-def _calibrations(path: Path, step: int) -> dict[str, float]:
+def _evaluation(path: Path, step: int) -> dict[str, float]:
     """Returns the finite metrics of the last evaluation of a checkpoint, {} without one."""
     metrics: dict[str, float] = {}
     for line in path.read_bytes().splitlines() if path.is_file() else ():

@@ -216,11 +216,15 @@ class Calibration:
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatistics:
-    """Means of the labels and of the scores of a task, None where they were not recorded."""
+    """Means of the labels and of the scores of a task, None where they are not known.
+
+    metrics: of the scores, such as "auc" and "logloss", as far as they are known.
+    """
 
     task: str
     label_mean: float | None
     score_mean: float | None
+    metrics: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,10 +242,13 @@ class Statistics:
     """Statistics of the data that the run was evaluated with, or else was trained with.
 
     split: of that data.
+    rows: of the split.
+    scored_rows: number of its first rows that have the score means and the metrics.
     """
 
     split: str
     rows: int | None
+    scored_rows: int | None
     tasks: tuple[TaskStatistics, ...]
     features: tuple[FeatureStatistics, ...]
 
@@ -289,16 +296,22 @@ def upgraded(tree: Any, version: int) -> Any:
         tree: plain data of signature.json.
         version: `format_version` of the bundle. Version 1 had no derived columns, sequences,
             statistics or preparation. Some of version 2 have neither calibration by value nor
-            the meaning of outputs.
+            the meaning of outputs. Some of versions 2 and 3 have no metrics.
     """
     if isinstance(tree, dict):
         tree = {"calibration": None, **tree}
         outputs = tree.get("outputs", ())
         if _are_entries(outputs):
             tree["outputs"] = [{"meaning": _MEANINGS.get(str(o.get("kind"))), **o} for o in outputs]
+        recorded = tree.get("statistics")
+        if isinstance(recorded, dict):
+            recorded = tree["statistics"] = {"scored_rows": None, **recorded}
+            if _are_entries(tasks := recorded.get("tasks")):
+                recorded["tasks"] = [{"metrics": {}, **task} for task in tasks]
     if version > 1 or not isinstance(tree, dict):
         return tree
-    absent: dict[str, Any] = {"split": "", "rows": None, "tasks": [], "features": []}
+    absent: dict[str, Any] = {"split": "", "rows": None, "scored_rows": None}
+    absent |= {"tasks": [], "features": []}
     added = {"derived": [], "time_format": "", "sequences": [], "preparation": {}}
     result = {**added, "statistics": absent, **tree}
     for field, (name, value) in {

@@ -41,7 +41,7 @@ from jaxrank.export import signature as signatures
 from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
 from jaxrank.export.card import card
-from jaxrank.export.comparison import check, parity
+from jaxrank.export.comparison import parity, validation
 from jaxrank.export.comparison.raw_rows import raw_rows
 from jaxrank.export.predict import predict_bundle
 from jaxrank.export.signature import Requests
@@ -202,6 +202,17 @@ def test_a_bundle_of_a_calibrated_checkpoint_has_its_calibrated_scores(
     assert 0 < is_bound.sum() < len(is_bound)
     joint = scores["click"] * scores["buy_given_click"]
     np.testing.assert_allclose(joint, scores["buy"], rtol=1e-4)
+    recorded = scorer.signature.statistics
+    assert recorded.scored_rows == 300
+    page = (tmp_path / "out" / "model_card.md").read_text()
+    for task in recorded.tasks:
+        labels, p = np.array(raw(run)[task.task]), scores[task.task]
+        logloss = -np.mean(np.where(labels, np.log(p), np.log1p(-p)))
+        assert task.score_mean == pytest.approx(p.mean(), abs=1e-5)
+        assert task.metrics["logloss"] == pytest.approx(logloss, abs=1e-4)
+        assert 0.3 < task.metrics["auc"] < 0.7  # labels are random
+        assert f"| {task.task}, mean score | {task.score_mean:.6g} |" in page
+        assert f"| {task.task}/logloss | {task.metrics['logloss']:.6g} |" in page
 
 
 def test_the_output_of_a_ranked_task_is_a_score(scorer):
@@ -223,6 +234,10 @@ def test_the_output_of_a_ranked_task_is_a_score(scorer):
     older = upgraded({"outputs": outputs}, 2)
     assert [o["meaning"] for o in older["outputs"][::2]] == ["probability", "number"]
     assert older["calibration"] is None
+    tree["statistics"] = {"split": "", "rows": None, "tasks": [{"task": "click"}], "features": []}
+    older = upgraded(tree, 3)["statistics"]
+    assert older["scored_rows"] is None
+    assert older["tasks"] == [{"task": "click", "metrics": {}}]
 
 
 @pytest.mark.parametrize("end", ["csv", "parquet"])
@@ -310,9 +325,9 @@ def test_the_signature_has_statistics_of_the_validation_data(run, exported, scor
     assert '| age | text | candidate | `"30"` |' in card
 
 
-def test_the_score_mean_is_that_of_the_last_evaluation_of_the_checkpoint(tmp_path):
+def test_scores_are_those_of_the_last_evaluation_of_the_checkpoint(tmp_path):
     records = [
-        dict(step=step, kind=kind, **{"click/calibration": value})
+        dict(step=step, kind=kind, **{"click/calibration": value, "click/auc": value / 4})
         for step, kind, value in [(1, "valid", 1.0), (2, "valid", 3.0), (2, "valid", 2.0)]
         + [(2, "train", 9.0), (3, "valid", 4.0)]
     ]
@@ -329,8 +344,16 @@ def test_the_score_mean_is_that_of_the_last_evaluation_of_the_checkpoint(tmp_pat
     store = SimpleNamespace(split=lambda *_: recorded)
     source = SimpleNamespace(run=run, step=2, store=store, calibration=None)
     spec = SimpleNamespace(dense=[], categorical=[], ragged=[])
+    result = statistics(source, spec)
+    assert result["scored_rows"] == 9
+    assert result["tasks"] == [
+        dict(task="click", label_mean=0.25, score_mean=0.5, metrics={"auc": 0.5})
+    ]
+    other = validation.Validation(5, {"click": 0.1}, {"click": {"auc": 0.9}}, {})
+    assert validation.with_validation(result, other) == result
+    source.calibration = object()
     assert statistics(source, spec)["tasks"] == [
-        dict(task="click", label_mean=0.25, score_mean=0.5)
+        dict(task="click", label_mean=0.25, score_mean=None, metrics={})
     ]
 
 
@@ -437,8 +460,9 @@ def test_threads_share_a_scorer(run, exported):
 def test_without_a_validation_split_the_cost_of_rounding_is_said_to_be_unknown(valid):
     lines = []
     builder = SimpleNamespace(data=Data(valid=valid))
-    source = SimpleNamespace(run=SimpleNamespace(builder=builder))
-    assert check._cost_of_rounding(source, None, "int8", lines.append) == {}
+    source = SimpleNamespace(run=SimpleNamespace(builder=builder), calibration=None)
+    result = validation.validate(source, None, "int8", lines.append)
+    assert result == validation.NOT_SCORED
     assert lines == [
         f"The cost of int8 tables was not measured: data.valid is {valid!r}, and no split"
     ]
@@ -456,7 +480,9 @@ def test_rounded_tables_are_smaller_and_their_cost_is_measured(
     changes = result.rounding["click"]
     assert 0 < abs(changes["logloss"]) < limit
     assert "auc" in changes
-    assert f"{changes['logloss']:.6g}" in (tmp_path / "out" / "model_card.md").read_text()
+    page = (tmp_path / "out" / "model_card.md").read_text()
+    assert f"{changes['logloss']:.6g}" in page
+    assert "Scores of 300 rows of valid" in page
     assert any(f"{dtype} tables change click on 300 examples" in line for line in lines)
     scorer = jaxrank_serving.load(tmp_path / "out")
     scores = scorer.score({}, request_columns(scorer, raw(run)))

@@ -125,7 +125,7 @@ def build_encoder(section, names, types, folder):
     store = SimpleNamespace(spec=SimpleNamespace(source={}, boundaries={}, hash_key=""))
     tree = signature(tables, store, spec, types, Requests())
     tree |= stacks(tables, spec, index.seeds, "float32")
-    tree["statistics"] = dict(split="valid", rows=None, tasks=[], features=[])
+    tree["statistics"] = dict(split="valid", rows=None, scored_rows=None, tasks=[], features=[])
     tree |= dict(
         outputs=[], calibration=None, origin={}, model=dict(onnx="", stablehlo="", inputs=[])
     )

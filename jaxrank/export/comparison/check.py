@@ -1,33 +1,33 @@
-"""Compares a bundle with the trained program, and reports its latency and the cost of rounding."""
+"""Compares a bundle with the trained program, and reports its latency and validation results."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxrank.data.examples import Examples
 from jaxrank.export.comparison import parity
 from jaxrank.export.comparison.raw_rows import RawRows
-from jaxrank.export.comparison.reference import Reference, first_examples
+from jaxrank.export.comparison.reference import Reference
+from jaxrank.export.comparison.validation import Validation, validate
 from jaxrank.export.write import Source
 from jaxrank.report import Report
-from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.step import Weights
 
 if TYPE_CHECKING:
     from jaxrank_serving.bundle import Bundle
-    from jaxrank_serving.scorer import DensePart
-
-_SCORED_ROWS = 100_000  # maximum of validation examples for the cost of rounding
+    from jaxrank_serving.dense_part import DensePart
 
 
 class Checked(NamedTuple):
-    """Results of the comparison with the trained program; see `bundle.BundleExport`."""
+    """Results of the comparison with the trained program; see `bundle.BundleExport`.
+
+    validation: see `validation.validate`.
+    """
 
     parity: parity.Parity
     latency_ms: dict[int, dict[str, float]]
-    rounding: dict[str, dict[str, float]]
+    validation: Validation
 
 
 def check(
@@ -76,31 +76,7 @@ def check(
             report(
                 f"{count:,} candidates: p50 {times['p50_ms']:.2f} ms, p99 {times['p99_ms']:.2f} ms"
             )
-    rounding = {}
-    if tables != "float32":
-        rounding = _cost_of_rounding(source, predicted, tables, report)
-    return Checked(compared, latency, rounding)
-
-
-def _cost_of_rounding(
-    source: Source, predicted: Callable[[Examples], Reference], tables: str, report: Report
-) -> dict[str, dict[str, float]]:
-    """Returns the change of metrics by rounded tables on validation examples, by task."""
-    run, valid = source.run, source.run.builder.data.valid
-    if valid in ("", NEXT_DAY):
-        report(
-            f"The cost of {tables} tables was not measured: data.valid is {valid!r}, and no split"
-        )
-        return {}
-    split = source.store.split(valid, "data.valid")
-    examples = first_examples(split.blocks(), _SCORED_ROWS)
-    rounding = parity.cost_of_rounding(
-        predicted(examples), examples, run.schema, tables, run.builder.ranked
-    )
-    for task, changes in rounding.items():
-        shown = ", ".join(f"{name} {change:+.2g}" for name, change in changes.items())
-        report(f"{tables} tables change {task} on {examples.rows:,} examples: {shown}")
-    return rounding
+    return Checked(compared, latency, validate(source, predicted, tables, report))
 
 
 def load_stablehlo(bundle: "Bundle") -> "DensePart":

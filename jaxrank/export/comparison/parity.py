@@ -1,13 +1,11 @@
-"""Compares a bundle with the trained program, and measures its latency and the cost of rounding."""
+"""Compares a bundle with the trained program, and measures its latency."""
 
 import dataclasses
 import time
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrank.data.examples import traffic_weights
 from jaxrank.errors import RunError
 from jaxrank.export.comparison.raw_rows import RawRows
 from jaxrank.export.comparison.reference import Reference
@@ -96,36 +94,6 @@ def latency(scorer: Any, raw: RawRows) -> dict[int, dict[str, float]]:
         p50, p99 = np.percentile(times, [50, 99])
         result[count] = {"p50_ms": float(p50), "p99_ms": float(p99)}
     return result
-
-
-def cost_of_rounding(
-    reference: Reference,
-    labels: Any,
-    schema: Schema,
-    dtype: str,
-    ranked: Collection[str] = (),
-) -> dict[str, dict[str, float]]:
-    """Returns {task: {metric: change}} of AUC and logloss by tables of this dtype.
-
-    Args:
-        labels: labelled examples, those of the reference.
-        ranked: tasks whose scores are no probabilities, which have the AUC alone.
-    """
-    logits = [
-        reference.logits(change)
-        for change in (lambda vectors: vectors, lambda vectors: restored(vectors, dtype))
-    ]
-    weights = traffic_weights(labels.labels, labels.weights, labels.logit_correction)
-    changes: dict[str, dict[str, float]] = {}
-    for i, task in enumerate(schema.tasks):
-        known = np.nan_to_num(labels.labels[:, i])
-        before, after = (exact.exact(x[:, i], known, weights[:, i], task.kind) for x in logits)
-        changes[task.name] = {
-            name: after[name] - before[name]
-            for name in ("auc", "logloss", "squared_error", "deviance")
-            if name in before and not (task.name in ranked and name != "auc")
-        }
-    return changes
 
 
 def without_sources(signature: Any) -> Any:
