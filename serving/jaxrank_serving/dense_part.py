@@ -99,7 +99,7 @@ class SharedDensePart:
 
 @functools.cache
 def _helpers(process: int) -> ThreadPoolExecutor:
-    """Returns the threads of a process. A child that was forked has none of those of its parent."""
+    """Returns the threads of a process. A forked process starts its own."""
     return ThreadPoolExecutor(max(_cores() - 1, 1), "jaxrank-serving")
 
 
