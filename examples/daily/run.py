@@ -7,6 +7,7 @@ the window of the last days. A run that was interrupted continues.
 """
 
 import argparse
+import resource
 import shutil
 import time
 from collections.abc import Sequence
@@ -37,14 +38,37 @@ def table_state(chain: daily.Chain, day: int) -> dict[str, Any]:
     }
 
 
+def prepare_seconds(chain: daily.Chain, day: int) -> float | None:
+    """Prepares a day and returns the processor time of its preparation.
+
+    None if another command began it, because what an interrupted command used is unknown.
+    """
+    path, store = chain.folder / "prepared" / f"{generate.day_name(day)}.json", chain.store(day)
+    is_first = not path.exists() and not any(store.parent.glob(f"*{store.name}*"))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        json_files.write(path, {"seconds": None})
+    started = _processor_seconds()
+    daily.prepare(chain, day)
+    if is_first:
+        json_files.write(path, {"seconds": _processor_seconds() - started})
+    return json_files.read(path)["seconds"]
+
+
+def _processor_seconds() -> float:
+    """Returns the processor time of this process and of the processes that it has waited for.
+
+    Unlike the elapsed time, it is independent of other programs.
+    """
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
 def run_day(chain: daily.Chain, day: int) -> dict[str, Any]:
-    """Runs a day and returns its state with the seconds of processor time of its preparation."""
+    """Runs a day and returns its state with the processor time of its preparation."""
     path = chain.folder / "days" / f"{generate.day_name(day)}.json"
     if not path.exists():
-        started = time.process_time()  # unlike the elapsed time, independent of other programs
-        if not chain.is_done(day):
-            daily.prepare(chain, day)
-        seconds = time.process_time() - started
+        seconds = prepare_seconds(chain, day)
         daily.run_day(chain, day)
         path.parent.mkdir(parents=True, exist_ok=True)
         json_files.write(path, table_state(chain, day) | {"prepare_seconds": seconds})
@@ -107,7 +131,8 @@ def compare(
 
 def _text(line: dict[str, Any]) -> str:
     rows, growing, unknown = line["rows"], line["rows_growing"], line["unknown"]
-    text = f"day {line['day']:>2}  prepare {line['prepare_seconds']:.1f} s"
+    seconds = line["prepare_seconds"]
+    text = f"day {line['day']:>2}  prepare {'?' if seconds is None else f'{seconds:.2f}'} s"
     for name in TABLES:
         text += f"  {name} {rows[name]:,} rows ({growing[name]:,}), {unknown[name]:.2%} unknown"
     if "logloss" in line:
@@ -145,9 +170,9 @@ def summary(lines: Sequence[dict[str, Any]], first: int = 10) -> str:
         *((f"unknown share of {n}", lambda line, n=n: line["unknown"][n]) for n in TABLES),
     ):
         values = [value(line) for line in late]
-        parts = [sum(part) / len(part) for part in (values[:half], values[half:]) if part]
-        shown = " then ".join(f"{part:.4g}" for part in parts)
-        text.append(f"{title}, mean of the first and the second half: {shown}")
+        parts = [[v for v in part if v is not None] for part in (values[:half], values[half:])]
+        shown = " then ".join(f"{sum(part) / len(part):.4g}" for part in parts if part)
+        text.append(f"{title}, mean of the first and the second half: {shown or 'unknown'}")
     rejected = [str(line["day"]) for line in scored if not line["promoted"]]
     text.append(f"days whose model was not promoted: {', '.join(rejected) or 'none'}")
     return "\n".join(text)

@@ -1,6 +1,9 @@
 """Runs examples/daily for a few small days, with and without kills."""
 
+import functools
 import json
+import subprocess
+import sys
 
 import daily_example
 import jax
@@ -45,6 +48,46 @@ def test_a_gate_without_scores_after_its_promotion_decides_nothing(
     assert not [flag for flag in commands[0] if flag.startswith(("--against", "--fail-if"))]
     assert f"{chain.run(0)} is in production already" in capsys.readouterr().out
     assert chain.production.resolve() == chain.run(0)
+
+
+def test_the_processor_time_of_preparation_includes_its_processes(example, tmp_path, monkeypatch):
+    used = []
+
+    def command(*_):
+        code = "import time; sum(range(1_000_000)); print(time.process_time())"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        used.append(float(child.stdout))
+
+    monkeypatch.setattr(example["day"], "jaxrank", command)
+    chain = example["day"].Chain(tmp_path, "evicting")
+    assert example["run"].prepare_seconds(chain, 0) >= used[0]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_the_processor_time_of_an_interrupted_preparation_is_unknown(
+    example, tmp_path, monkeypatch, is_prepared
+):
+    """Killed while it prepares, or after that and before the time is recorded."""
+    manifest = example["day"].Chain(tmp_path, "evicting").store(0) / "manifest.json"
+
+    def command(*_, is_killed=False):
+        if is_prepared or not is_killed:
+            manifest.parent.mkdir(parents=True)
+            manifest.touch()
+        if is_killed:
+            raise KeyboardInterrupt
+
+    chain, seconds = example["day"].Chain(tmp_path, "evicting"), example["run"].prepare_seconds
+    monkeypatch.setattr(example["day"], "jaxrank", functools.partial(command, is_killed=True))
+    with pytest.raises(KeyboardInterrupt):
+        seconds(chain, 0)
+    monkeypatch.setattr(example["day"], "jaxrank", command)
+    assert seconds(chain, 0) is None
+    assert manifest.exists()
+    # A later kill loses nothing that was recorded.
+    whole = example["day"].Chain(tmp_path, "whole")
+    monkeypatch.setattr(example["day"], "jaxrank", lambda *_: None)
+    assert seconds(whole, 0) == seconds(whole, 0) > 0
 
 
 @pytest.mark.slow
