@@ -99,7 +99,13 @@ def from_scratch(root: Path, day: int, window: int) -> float:
 
 
 def compare(
-    root: Path, days: int, *, window: int = 7, every: int = 10, rows: int = generate.ROWS
+    root: Path,
+    days: int,
+    *,
+    window: int = 7,
+    every: int = 10,
+    rows: int = generate.ROWS,
+    limits: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Runs all chains, and returns a line of numbers for each day, which it prints.
 
@@ -107,8 +113,9 @@ def compare(
         window: days that a model from scratch is trained on.
         every: days between models from scratch.
         rows: examples of a day.
+        limits: flags of fields that limit the tables in another way than the config.
     """
-    evicting = daily.Chain(root, "evicting")
+    evicting = daily.Chain(root, "evicting", limits)
     growing = daily.Chain(root, "growing", WITHOUT_EVICTION)
     lines = []
     for day in range(days):

@@ -15,6 +15,12 @@ from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.evaluation.evaluate import open_run
 
 DAYS, ROWS = 4, 1500
+# In so few days the limits of the config evict nothing.
+LIMITS = [
+    f"--config.features.categorical[{i}].{field}={value}"
+    for i, max_rows in enumerate((120, 350))
+    for field, value in (("keep_days", 2), ("max_rows", max_rows))
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,8 @@ def finished(example, tmp_path_factory, _programs):
     root = tmp_path_factory.mktemp("daily")
     with pytest.MonkeyPatch.context() as patch:
         share_programs(patch, _programs)
-        lines = example["run"].compare(root, DAYS, window=2, every=3, rows=ROWS)
+        compare = example["run"].compare
+        lines = compare(root, DAYS, window=2, every=3, rows=ROWS, limits=LIMITS)
     return root, lines
 
 
@@ -92,11 +99,18 @@ def test_the_processor_time_of_an_interrupted_preparation_is_unknown(
 
 @pytest.mark.slow
 def test_days_are_scored_before_they_are_trained_on_and_models_replace_others(example, finished):
+    """The logloss is within 0.2% of the chain without eviction, or better, on a mean of its days.
+
+    It is as close to it though 12% of the last day's ids of `ad` have no row, because few events
+    say little of an ad. So the figures of sixty days show what eviction costs.
+    """
     root, lines = finished
     assert [line["day"] for line in lines] == list(range(DAYS))
     last = lines[-1]
     assert last["best"] < last["logloss"] < last["constant"]
-    assert last["logloss"] == pytest.approx(last["logloss_growing"], rel=0.01)
+    assert all(last["rows"][name] < last["rows_growing"][name] for name in ("ad", "user"))
+    ours, growing = (sum(line[n] for line in lines[1:]) for n in ("logloss", "logloss_growing"))
+    assert ours < 1.002 * growing
     assert last["scratch"] == pytest.approx(last["logloss"], rel=0.2)
     assert "next-day logloss, days 2 to 3: 0." in example["run"].summary(lines)
     chain = example["day"].Chain(root, "evicting")
@@ -125,7 +139,7 @@ def test_a_failed_gate_leaves_the_model_in_production(example, tmp_path):
 def test_days_that_were_killed_and_run_again_have_the_same_bits(example, finished, monkeypatch):
     """Kills each command of two days before it starts, and one while it saves its checkpoint."""
     (root, _), day = finished, example["day"]
-    chain, command = day.Chain(root, "killed"), day.jaxrank
+    chain, command = day.Chain(root, "killed", LIMITS), day.jaxrank
 
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
@@ -144,7 +158,7 @@ def test_days_that_were_killed_and_run_again_have_the_same_bits(example, finishe
                 with pytest.raises(KeyboardInterrupt):
                     day.run_day(chain, number)
         day.run_day(chain, number)
-    whole = day.Chain(root, "evicting")
+    whole = day.Chain(root, "evicting", LIMITS)
     first, second = (
         open_run(str(c.run(1)), data=str(c.store(1)), split="train") for c in (whole, chain)
     )
