@@ -1,13 +1,18 @@
 """Runs examples/daily for a few small days, with and without kills."""
 
 import functools
+import hashlib
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import daily_example
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 from sharing import share_programs
 
@@ -95,6 +100,104 @@ def test_the_processor_time_of_an_interrupted_preparation_is_unknown(
     whole = example["day"].Chain(tmp_path, "whole")
     monkeypatch.setattr(example["day"], "jaxrank", lambda *_: None)
     assert seconds(whole, 0) == seconds(whole, 0) > 0
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does."""
+
+
+class Commands:
+    """Commands that write a digest of what they read, and are killed once.
+
+    Args:
+        moment: number of the moment of the kill: before or after a command or the replacement of
+            a file. -1: never.
+    """
+
+    def __init__(self, moment=-1):
+        self.moment, self.passed = moment, 0
+
+    def pass_moment(self):
+        self.passed += 1
+        if self.passed - 1 == self.moment:
+            raise Killed
+
+    def between_moments(self, function):
+        def call(*args, **kwargs):
+            self.pass_moment()
+            result = function(*args, **kwargs)
+            self.pass_moment()
+            return result
+
+        return call
+
+    def run(self, verb, *argv):
+        flags = dict(flag.removeprefix("--").split("=", 1) for flag in argv if "=" in flag)
+        inputs = [flags.get("config.source.files.train"), flags.get("config.data.store")]
+        inputs += [flags.get(name) for name in ("vocabularies", "init-from", "workdir", "against")]
+        if verb == "prepare":
+            outputs = [Path(flags["output"]) / "manifest.json"]
+        elif verb == "train":
+            outputs = [Path(inputs.pop(4)) / "summary.json"]
+        else:
+            inputs.append(flags["data"])
+            assert flags.get("against") != flags["workdir"], "a run is compared with itself"
+            outputs = []
+        content = [file.read_bytes() for path in inputs if path for file in self._files(path)]
+        digest = hashlib.sha256(b"".join([verb.encode(), *content])).hexdigest()
+        for path in outputs:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(digest)
+        number = int(digest[:4], 16)
+        metrics = {"click/logloss": number}
+        result = {"metrics": metrics, "constant": metrics, "best_possible": metrics}
+        return result | ({"gate": {"passed": number % 2 == 0}} if "against" in flags else {})
+
+    def _files(self, path):
+        if "*" in path:
+            return sorted(Path(path).parent.glob(Path(path).name))
+        path = Path(path)
+        return sorted(path.glob("*.json")) if path.is_dir() else [path]
+
+
+@pytest.mark.slow
+def test_a_run_of_days_killed_at_any_command_or_file_writes_the_same(
+    example, tmp_path, monkeypatch
+):
+    """Results of the commands depend on all that they read, as weights of models do."""
+    day, generate, run = (example[name] for name in ("day", "generate", "run"))
+    monkeypatch.setattr(generate, "generate", lambda number, rows: pa.table({"x": [number]}))
+    shares = dict.fromkeys(run.TABLES, 0)
+    monkeypatch.setattr(run, "table_state", lambda *_: {"rows": shares, "unknown": shares})
+    replace = os.replace
+
+    def compare(root, commands):
+        monkeypatch.setattr(day, "jaxrank", commands.between_moments(commands.run))
+        monkeypatch.setattr(os, "replace", commands.between_moments(replace))
+        lines = run.compare(root, days=4, window=2, every=2)
+        return [line | {"prepare_seconds": None} for line in lines]
+
+    def content(root):
+        result = {}
+        for path in sorted(root.rglob("*")):
+            name = str(path.relative_to(root))
+            if path.is_symlink():
+                result[name] = os.readlink(path).replace(str(root), "")
+            elif path.is_file() and path.parent.name != "prepared":
+                result[name] = re.sub(b'"prepare_seconds": .*', b"", path.read_bytes())
+        return result
+
+    whole = Commands()
+    lines = compare(tmp_path / "whole", whole)
+    assert {line.get("promoted") for line in lines} == {None, True, False}
+    files = content(tmp_path / "whole")
+    assert whole.passed > 100
+    for moment in range(whole.passed):
+        root = tmp_path / str(moment)
+        with pytest.raises(Killed):
+            compare(root, Commands(moment))
+        assert compare(root, Commands()) == lines, moment
+        assert content(root) == files, moment
 
 
 @pytest.mark.slow
