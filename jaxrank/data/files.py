@@ -6,7 +6,6 @@ import glob
 import io
 import itertools
 import os
-import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -18,31 +17,13 @@ import pyarrow as pa
 from upath import UPath
 
 from jaxrank.atomic import is_marked, replacing
+from jaxrank.data import file_names
 from jaxrank.errors import InputError, RunError
 from jaxrank.validate import nearest
 
 # Properties by which file systems mark a changed file, the most reliable first.
 _VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation")
 _CHANGES = ("mtime", "modify", "LastModified", "Last-Modified", "last_modified", "created")
-
-# Ends of the names of backups and of files that a program is still writing.
-_NOT_FINISHED = (
-    *("~", ".bak", ".tmp", ".temp", ".swp", ".part", ".partial", ".filepart", ".crdownload"),
-    *(".inprogress", "._copying_", ".old", ".orig"),
-)
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br")
-
-# Names that programs give to copies: "part (1).csv", "Copy of part.csv", "part - Copy (2).csv",
-# "part copy 2.csv", "part_copy.csv", "part (another copy).csv" and "part (conflicted copy).csv".
-_WORD_OF_COPY = r"(?:copy|kopie|copie|copia|c\u00f3pia)"
-_NAMED_BEFORE = re.compile(
-    rf"{_WORD_OF_COPY} (?:\(\d+\) )?(?:of|von|de|di) (?P<name>.+)", re.IGNORECASE
-)
-_NAMED_AFTER = re.compile(
-    rf"(?P<name>.+?)(?: ?\(\d{{1,3}}\)| ?\([^()]*\b{_WORD_OF_COPY}\b[^()]*\)"
-    rf"| ?[-_ ] ?{_WORD_OF_COPY}(?:[-_ ]?\(?\d+\)?)?)(?P<end>(?:\.\w+)*)",
-    re.IGNORECASE,
-)
 
 _NO_MATCH = (
     "{}: this pattern must match at least one file: found none. Correct the pattern, or create the"
@@ -130,14 +111,22 @@ def find(value: Any) -> list[str]:
         MissingFile: a local path does not exist.
         InputError: there are no files.
     """
-    return _each_once(_find_all(value))
+    named: set[str] = set()
+    paths = _find_all(value, named)
+    file_names.check_beside(paths, named)
+    return _each_once(paths)
 
 
-def _find_all(value: Any) -> list[str]:
+def _find_all(value: Any, named: set[str]) -> list[str]:
+    """Returns the files of a value. Adds those to `named` that no directory or pattern stands for.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [path for entry in value for path in _find_all(entry)]
+        return [path for entry in value for path in _find_all(entry, named)]
     text = os.fspath(value)
-    return _find_local(text) if is_local(text) else _find_remote(text)
+    paths = _find_local(text) if is_local(text) else _find_remote(text)
+    if paths == [text]:
+        named.add(text)
+    return paths
 
 
 def _each_once(paths: Sequence[str]) -> list[str]:
@@ -179,8 +168,6 @@ def _listed(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
         inside = [str(p) for p in sorted(_list_data(path, path.resolve(), set()))]
-        _check_compressed(inside)
-        _check_copies(inside)
         return inside or _none_inside(text)
     if path.exists():
         _is_file(path)
@@ -191,7 +178,7 @@ def _listed(text: str) -> list[str]:
     if not matches:
         raise InputError(_NO_MATCH.format(text))
     _check_listed(text)
-    _check_copies(matches)
+    file_names.check_matches(text, matches)
     return matches
 
 
@@ -250,7 +237,7 @@ def _list_data(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
         if not _is_data((path.name,)):
             continue
         if _is_file(path):
-            _check_finished(str(path))
+            file_names.check_finished(str(path))
             paths.append(path)
         elif path.is_dir():
             target = path.resolve()
@@ -271,7 +258,7 @@ def _find_remote(url: str) -> list[str]:
             matches = sorted(p for p in system.glob(path) if system.isfile(p))
             if not matches:
                 raise InputError(_NO_MATCH.format(url))
-            _check_copies(matches)
+            file_names.check_matches(path, matches)
             return [system.unstrip_protocol(p) for p in matches]
         inside = sorted(system.find(path))
     except (OSError, ValueError) as error:
@@ -283,9 +270,7 @@ def _find_remote(url: str) -> list[str]:
     root = path.rstrip("/") + "/"
     data = [p for p in inside if _is_data(tuple(p.removeprefix(root).split("/")))]
     for name in data:
-        _check_finished(name)
-    _check_compressed(data)
-    _check_copies(data)
+        file_names.check_finished(name)
     return [system.unstrip_protocol(p) for p in data] or _none_inside(url)
 
 
@@ -295,58 +280,6 @@ def _is_http(url: str) -> bool:
 
 def _is_data(parts: tuple[str, ...]) -> bool:
     return not any(part.startswith((".", "_")) or part == "lost+found" for part in parts)
-
-
-def _check_finished(path: str) -> None:
-    """Rejects a file of a directory that is a backup or incomplete by its name."""
-    if path.lower().endswith(_NOT_FINISHED):
-        raise InputError(
-            f"{path}: must not be a backup or unfinished file of the directory: found this name."
-            " Remove the file, or select the others by a pattern."
-        )
-
-
-def _check_compressed(paths: Sequence[str]) -> None:
-    """Rejects a directory with a file and the same file compressed."""
-    present = set(paths)
-    for path in paths:
-        plain, end = os.path.splitext(path)
-        if end.lower() in _COMPRESSED and plain in present:
-            raise InputError(
-                f"{path}: must not lie beside {os.path.basename(plain)}, whose compressed copy it"
-                " is by its name: found both, and both would be read. Remove one, or select the"
-                " files by a pattern."
-            )
-
-
-def _check_copies(paths: Sequence[str]) -> None:
-    """Rejects files with a file beside them whose copies they are by their names."""
-    present: dict[str, str] = {}
-    for path in paths:
-        present.setdefault(_uncompressed(path), path)
-    for path in paths:
-        folder, name = os.path.split(_uncompressed(path))
-        original = _original(name)
-        beside = present.get(os.path.join(folder, original)) if original else None
-        if beside is not None:
-            raise InputError(
-                f"{path}: must not lie beside {os.path.basename(beside)}, whose copy it is by its"
-                " name: found both, and both would be read. Remove or rename one, or list the files"
-                " to read in source.files."
-            )
-
-
-def _uncompressed(path: str) -> str:
-    plain, end = os.path.splitext(path)
-    return plain if end.lower() in _COMPRESSED else path
-
-
-def _original(name: str) -> str:
-    """Returns the name of the file that a copy was made of, "" if the name is not of a copy."""
-    if match := _NAMED_BEFORE.fullmatch(name):
-        return match["name"]
-    match = _NAMED_AFTER.fullmatch(name)
-    return match["name"] + match["end"] if match else ""
 
 
 def _none_inside(path: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Raw files of every kind are read as the records that they contain."""
 
 import csv
+import functools
 import gzip
 import re
 from pathlib import Path
@@ -137,6 +138,7 @@ def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
     [
         *("part-0 (1).csv", "part-0(2).csv", "Copy of part-0.csv", "Copy (2) of part-0.csv"),
         *("part-0 - Copy.csv", "part-0 - Copy (2).csv", "part-0 copy.csv", "part-0 copy 2.csv"),
+        *("part-0.copy.csv", "part-0_backup.csv", "part-0.bak.csv", "Backup of part-0.csv"),
         *("part-0_copy.csv", "part-0 (another copy).csv", "part-0 (3rd copy).csv", "part-0 (1)"),
         *("part-0 (Ann's conflicted copy 2024-05-01).csv", "part-0 - Kopie.csv"),
     ],
@@ -158,10 +160,48 @@ def test_a_copy_beside_its_file_is_not_read_as_more_rows(tmp_path, copy, named):
 
 
 def test_names_that_are_like_copies_are_other_files(tmp_path):
-    for name in ("a.csv", "a (2024).csv", "photocopy.csv", "photo.csv", "a-2.csv", "b (1).csv"):
+    (tmp_path / "backup").mkdir()
+    names = "a.csv", "a (2024).csv", "photocopy.csv", "photo.csv", "a-2.csv", "b (1).csv"
+    for name in (*names, "backup/c.csv"):
         (tmp_path / name).write_text("n\n1\n")
     source = make_source(dict(kind="csv", files=dict(train=str(tmp_path))))
-    assert len(source.files) == 6
+    assert len(source.files) == 7
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        (["d.csv", "d.csv.gz"], "*", "d.csv.gz: must not lie beside d.csv, whose compressed copy"),
+        (["d.csv.gz", "d.csv.zst"], "", "d.csv.zst: must not lie beside d.csv.gz, whose compr"),
+        (["d.csv", "d.csv.gz"], ["*.csv", "*.gz"], "d.csv.gz: must not lie beside d.csv"),
+        (["d.csv", "d.csv.gz"], ["d.csv", "d.csv.gz"], ""),
+        (["d.csv", "d (1).csv"], ["d.csv", "d (*"], r"d \(1\).csv: must not lie beside d.csv"),
+        (["d.csv", "backup/d.csv"], "", "backup/d.csv: must not lie beside ../d.csv, whose copy"),
+        (["d.csv", "d.csv.bak"], "d*", "d.csv.bak: must not be a backup or unfinished file"),
+        (["d.csv", "d.csv~"], "*", "d.csv~: must not be a backup or unfinished file"),
+        (["d.csv", "#d.csv#"], "", "#d.csv#: must not be a backup or unfinished file"),
+        (["e.csv.bak", "d.csv.bak"], "*.bak", ""),
+        (["d.csv", "_temporary/0/d.csv"], "**/*.csv", "_temporary/0/d.csv: must not be in a dir"),
+        (["d.csv", "_tmp/d.csv"], "*/*.csv", "_tmp/d.csv: must not be in a directory whose name"),
+        (["_raw/d.csv", "_raw/e.csv"], "_r*/*.csv", ""),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_names_of_copies_and_unfinished_files_are_rejected_in_patterns_too(
+    tmp_path, names, value, message, protocol
+):
+    packs = {".gz": gzip.compress, ".zst": functools.partial(pa.compress, codec="zstd")}
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(packs.get(path.suffix, bytes)(f"n\n{name}\n".encode()))
+    values = [value] if isinstance(value, str) else value
+    source = dict(kind="csv", files=dict(train=[f"{protocol}{tmp_path}/{v}" for v in values]))
+    if not message:
+        assert len(make_source(source).files) == 2
+        return
+    with pytest.raises(InputError, match=message):
+        make_source(source)
 
 
 def test_directories_that_are_linked_are_read_once(tmp_path):
