@@ -41,6 +41,7 @@ _SPACES = "\t\n\f\r "
 _FIRST = "[({<'\" \t\n\f\r"
 _LAST = "])}>'\" \t\n\f\r"
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
+_LEFT_OUT = ("...", "\u2026")  # in place of ids
 _NULLS = ("NULL", "null", "None")
 _NAMED = re.compile(rf"{_WORD}(\(.*\)|\[.*\]|\{{.*\}}|<.*>)|(?=<)(<.*>)", re.ASCII | re.DOTALL)
 _KEYWORD = re.compile(r"\s*\w+=[^,()\[\]{}]*", re.ASCII)
@@ -137,12 +138,21 @@ def read(cell: str, separator: str = ",") -> list[str | None] | None:
         if isinstance(values, set):
             break  # a set, which has no stable order
         if isinstance(values, str):
-            values = [values]
+            # A list may have been written as text twice.
+            return read(values, separator) if values != text and _is_list(values) else [values]
         if isinstance(values, list | tuple):
+            if _holds_fractions(values):
+                break  # NumPy's "[1. 2.]" is no Python, and its ids must be spelled like those
             return _texts(values)
         if isinstance(values, bytes):
             return None
     return _words(text, separator)
+
+
+def _holds_fractions(values: Sequence[Any]) -> bool:
+    """Returns True for numbers that Python does not print as they are written."""
+    floats = [value for value in values if isinstance(value, float)]
+    return bool(floats) and all(abs(value) < _MAX_EXACT_INTEGER for value in floats)
 
 
 def _without_name(text: str) -> str:
@@ -206,5 +216,7 @@ def _words(text: str, separator: str) -> list[str | None] | None:
         inner = word[1:-1] if quote else word
         if (quote and quote in inner) or _CODE.match(word):
             return None  # another separator between quotes, or values as a program prints them
+        if inner in _LEFT_OUT:
+            return None  # NumPy prints "[1 2 ... 8 9]" in place of a long array
         result.append(None if inner == "" or word in _NULLS else inner)
     return result

@@ -305,8 +305,6 @@ def elements(
             _check_parts(result, lengths, must)
         return result, lengths
     flat: list[Any] = []
-    listed = np.zeros(len(cells.values), np.int64)  # lengths of the cells that are lists
-    parts: list[Any] = []
     lengths = np.zeros(len(cells.values), np.int64)
     is_text = cells.column.type in TEXTS and not cells.column.is_list
     for i, cell in enumerate(cells.values):
@@ -316,19 +314,17 @@ def elements(
             cell = cell.tolist()
         if isinstance(cell, list | tuple):
             part: Sequence[Any] = cell
-            parts.extend(part)
-            listed[i] = len(part)
         elif isinstance(cell, str) and is_text:
             part = _split(cells, i, cell, separator, brackets, must)
         else:
             cells.reject(i, must)
         flat.extend(part)
         lengths[i] = len(part)
-    if parts and brackets != "keep":
-        rows = np.repeat(np.arange(len(listed)), listed)
-        _check_parts(Cells(parts, cells.column, cells.is_context, rows), listed, must)
     rows = np.repeat(np.arange(len(lengths)), lengths)
-    return Cells(flat, cells.column, cells.is_context, rows), lengths
+    result = Cells(flat, cells.column, cells.is_context, rows)
+    if brackets != "keep":
+        _check_parts(result, lengths, must)
+    return result, lengths
 
 
 def _check_parts(cells: Cells, lengths: np.ndarray, must: str) -> None:

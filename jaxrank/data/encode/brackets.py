@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,12 @@ _LIST = (
     rf"(?s)^\s*(?:{_WORD})?[\[({{<]\s*(?:[-+]?[0-9][0-9.]*|[\[({{].*|.*[,'\"].*)?\s*[\])}}>]\s*$"
 )
 _OPENED, _CLOSED = r"^\s*[\[({][^\])}]*$", r"^[^\[({]*[\])}]\s*$"
-_FIRST = np.frombuffer(b"[({<'\" \t\n\f\r", np.uint8)
-_LAST = np.frombuffer(b"])}>'\" \t\n\f\r", np.uint8)
+_FIRST, _LAST = (
+    np.isin(np.arange(256), list(letters))
+    for letters in (b"[({<'\" \t\n\f\r", b"])}>'\" \t\n\f\r")
+)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
+_LEFT_OUT = ("...", "\u2026")  # in place of ids
 _NULLS = ("NULL", "null", "None")  # without quotes
 _NAMED = re.compile(rf"{_WORD}(\(.*\)|\[.*\]|\{{.*\}}|<.*>)|(?=<)(<.*>)", re.ASCII | re.DOTALL)
 _KEYWORD = re.compile(r"\s*\w+=[^,()\[\]{}]*", re.ASCII)
@@ -68,9 +72,9 @@ def in_lists(cells: pa.Array, lengths: np.ndarray) -> np.ndarray:
         cells: texts, those of one list after the other.
         lengths: of the lists, i64[lists].
     """
-    result = lists(cells)
     if not _may_be(cells):
-        return result
+        return np.zeros(len(cells), bool)
+    result = lists(cells)
     several = lengths > 1
     last = np.cumsum(lengths)[several] - 1
     first = last + 1 - lengths[several]
@@ -93,7 +97,7 @@ def _may_be(cells: pa.Array) -> bool:
     is_text = np.diff(ends) > 0
     letters = np.frombuffer(data, np.uint8)
     first, last = letters[ends[:-1][is_text]], letters[ends[1:][is_text] - 1]
-    return bool(np.isin(first, _FIRST).any() or np.isin(last, _LAST).any())
+    return bool(_FIRST[first].any() or _LAST[last].any())
 
 
 def read(cell: str, separator: str = ",") -> list[str | None] | None:
@@ -115,12 +119,25 @@ def read(cell: str, separator: str = ",") -> list[str | None] | None:
         if isinstance(values, set):
             break  # a set, which has no stable order
         if isinstance(values, str):
-            values = [values]
+            # A list may have been written as text twice.
+            return read(values, separator) if values != text and _holds_list(values) else [values]
         if isinstance(values, list | tuple):
+            if _holds_fractions(values):
+                break  # NumPy's "[1. 2.]" is no Python, and its ids must be spelled like those
             return _texts(values)
         if isinstance(values, bytes):
             return None
     return _words(text, separator)
+
+
+def _holds_list(text: str) -> bool:
+    return bool(lists(pa.array([text], pa.string()))[0])
+
+
+def _holds_fractions(values: Sequence[Any]) -> bool:
+    """Returns True for numbers that Python does not print as they are written."""
+    floats = [value for value in values if isinstance(value, float)]
+    return bool(floats) and all(abs(value) < _MAX_EXACT_INTEGER for value in floats)
 
 
 def _without_name(text: str) -> str:
@@ -184,5 +201,7 @@ def _words(text: str, separator: str) -> list[str | None] | None:
         inner = word[1:-1] if quote else word
         if (quote and quote in inner) or _CODE.match(word):
             return None  # another separator between quotes, or values as a program prints them
+        if inner in _LEFT_OUT:
+            return None  # NumPy prints "[1 2 ... 8 9]" in place of a long array
         result.append(None if inner == "" or word in _NULLS else inner)
     return result

@@ -282,16 +282,23 @@ def elements(
     lengths = pc.list_value_length(values).fill_null(0)
     counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     result = _simplified(column._replace(values=values.flatten(), lengths=counts))
-    if brackets != "keep" and is_list(column.values.type) and is_text(result.values.type):
-        cells = bracketed_cells.in_lists(result.values, counts)
+    if brackets != "keep":
+        _check_parts(result, must)
+    return result
+
+
+def _check_parts(column: Column, must: str) -> None:
+    """Rejects lists of which a part is a list, or the end of one that was split."""
+    assert column.lengths is not None
+    if is_text(column.values.type):
+        cells = bracketed_cells.in_lists(column.values, column.lengths)
         if cells.any():
-            result.reject(
+            column.reject(
                 np.flatnonzero(cells),
                 f"{must} whose parts have no brackets of a list",
                 " Write the ids themselves as the parts. Set brackets='keep' where brackets are"
                 " parts of ids.",
             )
-    return result
 
 
 def _has_brackets(column: Column, brackets: str) -> np.ndarray:
@@ -338,6 +345,7 @@ def _strip_brackets(column: Column, separator: str, must: str, cells: np.ndarray
             result.append(flat[at : at + length])
             at += length
     array = pa.array(result, pa.list_(pa.string()))
-    return column._replace(
-        values=array.flatten(), lengths=np.fromiter(map(len, result), np.int64, len(result))
-    )
+    counts = np.fromiter(map(len, result), np.int64, len(result))
+    read = column._replace(values=array.flatten(), lengths=counts)
+    _check_parts(read, must)
+    return read

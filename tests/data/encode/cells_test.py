@@ -59,6 +59,12 @@ BRACKETS = [
     ("<1,2>", ["1", "2"]),
     ("array<1,2>", ["1", "2"]),
     ("u'a',u'b'", ["a", "b"]),
+    ("[4.]", ["4."]),
+    ("[3. 4.]", ["3.", "4."]),
+    ("(1.50, 2)", ["1.50", "2"]),
+    ('"[1, 2]"', ["1", "2"]),
+    ("'[\"a\"]'", ["a"]),
+    ('"[x]"', ["[x]"]),
     ("[1.0, 4873214862074861568, 4873214862074861569.0]",
      ["1.0", "4873214862074861568", "4873214862074861569.0"]),
 ]  # fmt: skip
@@ -86,6 +92,7 @@ def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brac
     [
         *("[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)", "{1: 0.5}"),
         *("[1, 2", "1, 2]", "[1, 2)", "['a', 1e20]", "b'a',b'c'", "b'a'", "'a';'b'", "[1|2, 3]"),
+        *("[1 2 ... 8 9]", "[a, b, ..., z]", "[1, 2, \u2026, 9]", "\"{'a': 1}\""),
         *("tensor([[1, 2], [3]])", "[np.int64(1), np.int64(2)]", "Counter({1: 2})"),
     ],
 )
@@ -100,6 +107,22 @@ def test_ids_in_brackets_may_be_between_the_separator_of_the_feature(form, separ
     settings = dict(separator=separator, brackets="read")
     cells = [form.format(separator.join(ids)) for ids in ("123", "4", ["'a'", '"b c"'])]
     assert lists(cells, **settings) == [["1", "2", "3"], ["4"], ["a", "b c"]]
+
+
+@pytest.mark.parametrize(
+    ("cell", "brackets"),
+    [
+        ("(12,0.5)|(13,2)", "error"),
+        ("[4]|[5]", "error"),
+        ("a|['b']", "read"),
+        ('["[1", "2]"]', "read"),
+        ('["[1, 2]", "3"]', "read"),
+    ],
+)
+def test_brackets_of_lists_in_the_parts_of_a_text_are_rejected(cell, brackets):
+    with pytest.raises(BadRows, match="row 3, column h: .*no brackets of a list: found"):
+        lists(["(a)|:)|(none)", cell], brackets=brackets)
+    assert lists([cell], brackets="keep") == [cell.split("|")]
 
 
 @pytest.mark.parametrize("brackets", ["error", "read"])
