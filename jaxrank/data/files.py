@@ -118,7 +118,10 @@ def find(value: Any) -> list[str]:
 
 
 def _find_all(value: Any, named: set[str]) -> list[str]:
-    """Returns the files of a value. Adds those to `named` that no directory or pattern stands for.
+    """Returns the files of a value.
+
+    Args:
+        named: receives the files that no directory or pattern stands for.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [path for entry in value for path in _find_all(entry, named)]

@@ -482,6 +482,13 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
         (["1\x022\x023", "4\x025"], "ragged", r"contain '\\x02'"),
         (["1/2/3", "4/5"], "ragged", "contain '/'"),
         (["news/sport", "news/tv"], "ragged", ""),
+        (["1|2", "3|4"], "categorical", r"contain '\|', .* name the column in `ragged`"),
+        (["1/2", "3, 4"], "categorical", ""),
+        (["'a'", '"b"'], "categorical", "100% .* as a program prints them, such as \"'a'\""),
+        (["np.int64(1)", "b'x'"], "categorical", "100% .* as a program prints them"),
+        ([["'a'", "'b'"], ["it's"]], "ragged", "67% .* as a program prints them"),
+        (["a\u00a0", "b"], "categorical", "50.0% .* begin or end with a space"),
+        (["\ufeffa", "b"], "categorical", "50.0% .* begin or end with a space"),
         ([["1|2"], ["3|4", "5"]], "ragged", r"contain '\|', .* write each id as a part"),
         ([[b"1|2"], [b"3|4", b"5"]], "ragged", r"contain '\|', .* write each id as a part"),
     ],
@@ -495,6 +502,37 @@ def test_ids_that_seem_to_hold_more_than_an_id_are_reported(tmp_path, cells, sec
     reported = [line for text in lines for line in text.splitlines() if "feature x" in line]
     assert len(reported) == bool(note)
     assert all(re.search(note, line) for line in reported)
+
+
+def test_ids_and_times_that_are_no_features_are_reported_too(tmp_path):
+    lines: list[str] = []
+    path = tmp_path / "day.csv"
+    path.write_text(
+        "label,page,a,b,t,u\n"
+        '1,4.87e+18,"[1, 2]",x,1410210012,1410210\n'
+        "0,nan,[3],y,1410210059,1714521600\n"
+    )
+    features = dict(
+        tasks=[CLICK],
+        group="page",
+        categorical=[dict(columns="ab"), dict(columns="h", encoding="integer", rows=24)],
+        derived=[
+            dict(name="ab", kind="cross", columns=["a", "b"]),
+            dict(name="h", kind="hour", columns="t"),
+        ],
+    )
+    source = dict(kind="csv", files=dict(train=str(path)))
+    prepare(features, source, tmp_path / "s", report=lines.append)
+    reported = "\n".join(lines)
+    assert "group, column page: 50.0% of the first 2 values are numbers with an exp" in reported
+    assert "group, column page: 50.0% of the first 2 values are 'nan'" in reported
+    assert "cross ab, column a: 100.0% of the first 2 values are lists in brackets" in reported
+    assert "column t: all numbers of the first 2 rows could be dates as YYMMDDHHMM" in reported
+    del lines[:]
+    for more in (dict(time_format="seconds"), dict(derived=[features["derived"][0]])):
+        few = dict(features, categorical=[dict(columns="ab")]) | more
+        prepare(few, source, tmp_path / f"s{len(more)}{list(more)[0]}", report=lines.append)
+    assert "could be dates" not in "\n".join(lines)
 
 
 NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]

@@ -35,8 +35,7 @@ _LIST = (
 )
 _OPENED, _CLOSED = r"^\s*[\[({][^\])}]*$", r"^[^\[({]*[\])}]\s*$"
 _FIRST, _LAST = (
-    np.isin(np.arange(256), list(letters))
-    for letters in (b"[({<'\" \t\n\f\r", b"])}>'\" \t\n\f\r")
+    np.isin(np.arange(256), list(letters)) for letters in (b"[({<'\" \t\n\f\r", b"])}>'\" \t\n\f\r")
 )
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 _LEFT_OUT = ("...", "\u2026")  # in place of ids

@@ -77,6 +77,26 @@ def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.n
     return result
 
 
+def other_form(column: Column) -> str:
+    """Returns a form of dates that all numbers have which are read as seconds, or "".
+
+    Few numbers can be both. Then seconds are assumed.
+    """
+    values = column.values
+    if is_text(values.type):
+        is_number = pc.match_substring_regex(values, _NUMBER)
+        values = values.filter(pc.fill_null(is_number, False)).cast(pa.float64())
+    elif not pa.types.is_integer(values.type) and not pa.types.is_floating(values.type):
+        return ""
+    numbers = _as_numpy(values.cast(pa.float64(), safe=False))
+    numbers = numbers[(numbers >= _FIRST_SECONDS) & (numbers <= _LAST_SECONDS)]
+    if not len(numbers):
+        return ""
+    if not np.isnan(_calendar(numbers, _Form.parse("YYMMDDHHMM"))).any():
+        return "YYMMDDHHMM"
+    return next((name for name in _OTHER_ORDERS if _in_order(numbers, name).all()), "")
+
+
 def _check_digits(column: Column) -> None:
     """Rejects times in a short float column that were rounded when they were written.
 

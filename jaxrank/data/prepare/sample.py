@@ -12,11 +12,13 @@ import pyarrow.compute as pc
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.brackets import lists
 from jaxrank.data.encode.cells import id_elements, list_elements
-from jaxrank.data.encode.columns import MISSING_WORDS, is_list, is_text
+from jaxrank.data.encode.columns import MISSING_WORDS, is_list, is_text, read_column
+from jaxrank.data.encode.times import other_form
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import Source
-from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
+from jaxrank.data.spec.entries import CALENDAR_FORMS, CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.report import forms_line
 from jaxrank.errors import InputError
@@ -33,10 +35,15 @@ _WEIGHTED = (
 )
 # As a float column writes ids: with an exponent, which drops digits, or with a fraction of zero.
 _ROUNDED = r"^-?[0-9]\.?[0-9]*[eE]\+?[0-9]+$"
-_WITH_FRACTION = r"^-?[0-9]+\.0+$"
+_WITH_FRACTION = r"^-?[0-9]+\.0*$"
 # Texts that separate ids, and the pattern of ids that contain one. Names have spaces and slashes.
 _SEPARATORS = {s: re.escape(s) for s in ("|", ",", ";", "\t", "\x01", "\x02", "\x1d")}
 _SEPARATORS |= {s: rf"^[0-9]+({s}[0-9]+)+$" for s in (" ", "/")}
+_IN_CELLS = ("|", "\t", "\x01", "\x02", "\x1d")  # separators that single ids hardly contain
+# As a program prints values, and spaces of Unicode, which are not seen.
+_PRINTED = r"""^([bBuU]?'[^']*'|[bBuU]?"[^"]*"|(np|numpy)\.\w+\(.*\))$"""
+_SPACED = r"^[\s\pZ\x{200b}\x{feff}]|[\s\pZ\x{200b}\x{feff}]$"
+_NULLS = "list them in source.null_values (csv), or write null"
 _MAX_SHOWN_VALUES = 3
 _OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # also used as ordinary values
 
@@ -47,7 +54,11 @@ def notes(features: FeatureSpec, data: Source, split: str) -> list[str]:
     if chunk is None:
         return []
     entries: list[CategoricalSpec | RaggedSpec] = [*features.categorical, *features.ragged]
-    return [line for entry in entries for line in _entry_values(entry, chunk)]
+    lines = [line for entry in entries for line in _entry_values(entry, chunk)]
+    lines += [line for where, name in _ids(features) for line in _other_ids(where, name, chunk)]
+    if not features.time_format:
+        lines += [line for name in _times(features) for line in _other_times(name, chunk)]
+    return lines
 
 
 def shared_files(data: Source) -> list[str]:
@@ -67,6 +78,64 @@ def shared_files(data: Source) -> list[str]:
                 " total), so metrics of one split are not held out from the other"
             )
     return lines
+
+
+def _ids(features: FeatureSpec) -> Iterator[tuple[str, str]]:
+    """Yields the columns whose values are ids without being a feature's, and what reads them."""
+    if features.group:
+        yield "group", features.group
+    for entry in features.derived:
+        if entry.kind == "cross":
+            yield from ((f"cross {entry.name}", name) for name in entry.columns)
+
+
+def _other_ids(where: str, name: str, chunk: Chunk) -> Iterator[str]:
+    values = _texts(name, chunk)
+    if values is None:
+        return
+    where = f"{where}, column {name}"
+    yield from _describe_floats(where, values)
+    yield from _describe_words(where, values, _NULLS)
+    listed = pa.array(lists(values))
+    if share := _share(listed):
+        yield (
+            f"{where}: {share:.1%} of the first {len(values):,} values are lists in brackets, such"
+            f" as {values.filter(listed)[0].as_py()!r}, each of which is one id"
+        )
+
+
+def _times(features: FeatureSpec) -> list[str]:
+    names = [features.time, *(task.time for task in features.tasks)]
+    of_kinds = ("hour", "weekday", "age")
+    names += [c for entry in features.derived if entry.kind in of_kinds for c in entry.columns]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def _other_times(name: str, chunk: Chunk) -> Iterator[str]:
+    try:
+        form = other_form(read_column(chunk, name))
+    except InputError:
+        return
+    if form:
+        way = f"set features.time_format={form!r}"
+        if form not in CALENDAR_FORMS:
+            way = "write them as text such as 2024-05-01 12:00"
+        yield (
+            f"column {name}: all numbers of the first {chunk.batch.num_rows:,} rows could be dates"
+            f" as {form}, and are read as seconds since 1970. If they are dates, {way}. Set"
+            " features.time_format='seconds' if they are not"
+        )
+
+
+def _texts(name: str, chunk: Chunk) -> pa.Array | None:
+    """Returns the values of a column of the raw data that is text, without missing ones."""
+    if name not in chunk.batch.schema.names:
+        return None  # derived
+    try:
+        values = read_column(chunk, name).values.drop_null()
+    except InputError:
+        return None
+    return values if is_text(values.type) and len(values) else None
 
 
 def _first_chunk(data: Source, split: str) -> Chunk | None:
@@ -92,7 +161,7 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
     yield from _describe_weights(entry, values)
     kind = chunk.batch.schema.field(entry.name).type
     yield from _describe_lists(entry, values, is_list(kind))
-    spaced = pc.match_substring_regex(values, r"^\s|\s$")
+    spaced = pc.match_substring_regex(values, _SPACED)
     share = _share(spaced)
     if share > 0:
         example = values.filter(spaced)[0].as_py()
@@ -101,20 +170,33 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
             f" with a space, such as {example!r}, which makes them different values. If the space"
             " belongs to the separator, include it in `separator`"
         )
-    yield from _describe_floats(entry.name, values)
+    printed = pc.match_substring_regex(values, _PRINTED)
+    share = _share(printed)
+    if share > 0.5 and entry.brackets != "keep":
+        example = values.filter(printed)[0].as_py()
+        yield (
+            f"feature {entry.name}: {share:.0%} of the first {len(values):,} values are as a"
+            f" program prints them, such as {example!r}. Write the ids themselves, or set"
+            " brackets='keep' where quotes are parts of ids"
+        )
+    yield from _describe_floats(f"feature {entry.name}", values)
     if entry.encoding == "hash":  # without a vocabulary, which has all values
         line = forms_line(f"feature {entry.name}", pc.unique(values))
         yield from [line] * bool(line)
+    way = "list them in padding"
+    if not isinstance(entry, RaggedSpec):
+        way = _NULLS
+    yield from _describe_words(f"feature {entry.name}", values, way)
+
+
+def _describe_words(where: str, values: pa.Array, way: str) -> Iterator[str]:
     lower = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
     share = _share(words)
     if share > 0:
         texts = pc.unique(values.filter(words)).to_pylist()[:_MAX_SHOWN_VALUES]
-        way = "list them in padding"
-        if not isinstance(entry, RaggedSpec):
-            way = "list them in source.null_values (csv), or write null"
         yield (
-            f"feature {entry.name}: {share:.1%} of the first {len(values):,} values are"
+            f"{where}: {share:.1%} of the first {len(values):,} values are"
             f" {', '.join(map(repr, texts))}, which are read as values. If they mean that a value"
             f" is missing, {way}"
         )
@@ -145,17 +227,24 @@ def _describe_weights(entry: CategoricalSpec | RaggedSpec, values: pa.Array) -> 
 def _describe_lists(
     entry: CategoricalSpec | RaggedSpec, values: pa.Array, is_list_type: bool
 ) -> Iterator[str]:
-    if not isinstance(entry, RaggedSpec):
+    separators, read = list(_SEPARATORS), [""]
+    if isinstance(entry, RaggedSpec):
+        read.append(entry.weight_separator)
+    elif entry.length == 1:
+        separators = list(_IN_CELLS)
+    else:
         return
-    for separator, pattern in _SEPARATORS.items():
-        contains = pc.match_substring_regex(values, pattern)
-        is_read = separator == entry.weight_separator
-        is_read |= separator == entry.separator and not is_list_type
-        if is_read or _share(contains) <= 0.5:
+    if not is_list_type:
+        read.append(entry.separator)
+    for separator in separators:
+        contains = pc.match_substring_regex(values, _SEPARATORS[separator])
+        if separator in read or _share(contains) <= 0.5:
             continue
         example = values.filter(contains)[0].as_py()
         way = f"set separator={separator!r}"
-        if is_list_type:
+        if not isinstance(entry, RaggedSpec):
+            way = "name the column in `ragged`"
+        elif is_list_type:
             way = "write each id as a part of the list, or the column as text"
         yield (
             f"feature {entry.name}: most of the first {len(values):,} ids contain {separator!r},"
@@ -164,7 +253,7 @@ def _describe_lists(
         return
 
 
-def _describe_floats(name: str, values: pa.Array) -> Iterator[str]:
+def _describe_floats(where: str, values: pa.Array) -> Iterator[str]:
     for pattern, meaning in (
         (
             _ROUNDED,
@@ -181,7 +270,7 @@ def _describe_floats(name: str, values: pa.Array) -> Iterator[str]:
         if share := _share(matches):
             example = values.filter(matches)[0].as_py()
             yield (
-                f"feature {name}: {share:.1%} of the first {len(values):,} values are"
+                f"{where}: {share:.1%} of the first {len(values):,} values are"
                 f" {meaning.format(example)}"
             )
 
