@@ -2,6 +2,8 @@
 
 _PARQUET = "Parquet: set source.kind='parquet'"
 _ARCHIVE = "unpack it first"
+_AGAIN = "decompress it once more"
+_OTHER_COMPRESSION = "decompress it first, or compress it by gzip"
 # First bytes -> kind of the file.
 _MAGIC = {
     b"PK\x03\x04": f"a zip archive: {_ARCHIVE}",
@@ -15,12 +17,24 @@ _MAGIC = {
     b"\xff\xff\xff\xff": "an Arrow stream: write it as Parquet",
     b"SQLite format 3\0": "an SQLite database: export its table",
     b"\x89HDF": "HDF5: write it as Parquet",
+    b"\x80\x02": "a Python pickle: write it as Parquet",
+    b"\x80\x03": "a Python pickle: write it as Parquet",
     b"\x80\x04\x95": "a Python pickle: write it as Parquet",
     b"\x80\x05\x95": "a Python pickle: write it as Parquet",
     b"\x93NUMPY": "a NumPy file: write it as Parquet",
     b"\xd0\xcf\x11\xe0": "an Excel file: export it as CSV",
     b"%PDF": "a PDF",
-    b"\x1f\x8b": "gzip: decompress it once more",
+    b"\x1f\x8b": f"gzip: {_AGAIN}",
+    b"BZh": f"bzip2: {_AGAIN}",
+    b"\xfd7zXZ": f"xz: {_AGAIN}",
+    b"\x28\xb5\x2f\xfd": f"zstd: {_AGAIN}",
+    b"\x04\x22\x4d\x18": f"lz4: {_AGAIN}",
+    b"\xff\x06\0\0sNaPpY": f"snappy: {_OTHER_COMPRESSION}",
+    b"\x1f\x9d": f"compress (.Z): {_OTHER_COMPRESSION}",
+    b"\x89LZO": f"lzo: {_OTHER_COMPRESSION}",
+    b"\x5d\0\0": f"lzma: {_OTHER_COMPRESSION}",
+    b"x\x9c": f"zlib (deflate): {_OTHER_COMPRESSION}",
+    b"x\xda": f"zlib (deflate): {_OTHER_COMPRESSION}",
     b"PARE": "an encrypted Parquet file: decrypt it first",
     b"\xff\xfe\0\0": "UTF-32: convert it to UTF-8",
     b"\0\0\xfe\xff": "UTF-32: convert it to UTF-8",
@@ -30,9 +44,10 @@ _MAGIC = {
 # The same of files of text, whose first letters no line of names has.
 _TEXT_MAGIC = {
     b"version https://git-lfs.github.com": "a pointer of Git LFS: fetch the file with git lfs pull",
-    b"<!DOCTYPE": "a page of HTML, as a server sends in place of a file",
+    b"<!doctype": "a page of HTML, as a server sends in place of a file",
     b"<html": "a page of HTML, as a server sends in place of a file",
     b"<?xml": "XML: write it as CSV or Parquet",
+    b"<error>": "XML of an error, as a server sends in place of a file",
 }
 _TAR_AT = 257  # bytes, the position of the magic number of a tar archive
 _FIRST_OF_TEXT = 9  # a tab: text contains no smaller bytes
@@ -43,12 +58,20 @@ def not_parquet(start: bytes) -> str:
     """Returns the kind of a file that is no Parquet by its first bytes, "" if it may be Parquet."""
     if start.startswith(b"PAR1"):
         return ""
-    if start.startswith(b"\x1f\x8b"):
-        return "gzip: decompress it first"
     if kind := other_kind(start):
-        return kind
-    is_text = bool(start) and min(start) >= _FIRST_OF_TEXT
-    return "text: set source.kind='csv'" if is_text else ""
+        return kind.replace(_AGAIN, "decompress it first")
+    return "text: set source.kind='csv'" if _is_text(start) else ""
+
+
+def not_tfrecord(start: bytes) -> str:
+    """Returns the kind of a file that is no TFRecord by its first bytes, "" if it may be one."""
+    if kind := other_kind(start):
+        return "" if "tfrecord" in kind else kind.replace(_AGAIN, _OTHER_COMPRESSION)
+    return "text: set source.kind='csv'" if _is_text(start) else ""
+
+
+def _is_text(start: bytes) -> bool:
+    return bool(start) and min(start) >= _FIRST_OF_TEXT
 
 
 def other_kind(start: bytes) -> str:
@@ -61,11 +84,13 @@ def other_kind(start: bytes) -> str:
             return kind
     if start[_TAR_AT : _TAR_AT + 5] == b"ustar":
         return f"a tar archive: {_ARCHIVE}"
+    text = start.lstrip()
     for magic, kind in _TEXT_MAGIC.items():
-        if start.startswith(magic):
+        if text[: len(magic)].lower() == magic:
             return kind
-    line = start.partition(b"\n")[0].rstrip()
-    if line.startswith((b'{"', b'[{"')) and line.endswith((b"}", b"]", b"},")):
+    line = text.partition(b"\n")[0].rstrip()
+    is_record = line.startswith((b'{"', b'[{"')) and line.endswith((b"}", b"]", b"},"))
+    if is_record or line in (b"[", b"{"):
         return "JSON: write it as CSV or Parquet"
     zeros = [sample[i::2].count(0) for i in (0, 1)]
     if len(sample) >= 8 and max(zeros) > len(sample) // 4 and not min(zeros):

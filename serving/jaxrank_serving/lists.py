@@ -10,6 +10,7 @@ from jaxrank_serving.signature import Column, Ragged
 from jaxrank_serving.values import TEXTS, Cells, elements, numbers
 
 _WHOLE = re.compile(r"-?[0-9]{1,20}")
+_PADDING = re.compile(r"(-?[0-9]{1,20})(?:\.0*)?")
 _MIN_WEIGHT = 1e-38
 _MAX_WEIGHT = float(np.finfo(np.float32).max)
 _MUST_WEIGHT = "0 or a finite number of at least 1e-38"
@@ -130,7 +131,8 @@ def is_padding(entry: Ragged, value: Any, kind: str) -> bool:
         number = _number(value) if isinstance(value, str) else value
         if number != number:  # NaN
             return kind.startswith("float") and "nan" in map(str.lower, entry.padding)
-        return any(number == int(p) for p in entry.padding if _WHOLE.fullmatch(p))
+        matches = map(_PADDING.fullmatch, entry.padding)
+        return any(number == int(match[1]) for match in matches if match)
     except (ValueError, TypeError, OverflowError):
         return False
 

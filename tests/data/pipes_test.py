@@ -56,3 +56,13 @@ def test_a_pipe_among_files_is_not_passed_over(tmp_path, name):
     os.mkfifo(tmp_path / "in" / "b.csv")
     with pytest.raises(InputError, match=r"b.csv: must be a file: found a pipe \(FIFO\)"):
         prepare_store(str(tmp_path / "in" / name), tmp_path / "store")
+
+
+def test_a_pipe_that_is_named_twice_is_rejected_at_once(tmp_path):
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: Path(path).write_bytes(ROWS))
+    writer.start()
+    with pytest.raises(InputError, match=r"source.files: must name a pipe once: found .*pipe' ag"):
+        prepare_store([path, f"{tmp_path}/./pipe"], tmp_path / "store")
+    writer.join()

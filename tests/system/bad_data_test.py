@@ -1,8 +1,11 @@
 """Every kind of bad input stops the preparation with file, row, column and value."""
 
+import bz2
 import gzip
+import pickle
 import re
 import struct
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -186,7 +189,15 @@ OTHER_KINDS = {
         "a tar archive",
     ),
     "gzip twice": (gzip.compress(gzip.compress(b"a")), "gzip: decompress it once more"),
+    "bzip2 in gzip": (gzip.compress(bz2.compress(b"a")), "bzip2: decompress it once more"),
+    "zlib": (zlib.compress(b"label,user\n"), "zlib (deflate): decompress it first"),
+    "snappy": (b"\xff\6\0\0sNaPpY\1\x10\0\0label,user\n", "snappy: decompress it first"),
+    "compress": (b"\x1f\x9d\x90label,user\n", "compress (.Z): decompress it first"),
+    "pickle": (pickle.dumps([1], 2), "a Python pickle"),
+    "json of several lines": (b'[\n  {"label": 1},\n  {"label": 0}\n]\n', "JSON"),
+    "html behind a line": (b"\n <HTML><body>404</body>\n", "a page of HTML"),
     "json": (b'{"label": 1, "user": "u"}\n{"label": 0, "user": "v"}\n', "JSON"),
+    "an error of a server": (b"<Error><Code>AccessDenied</Code></Error>", "XML of an error"),
     "html": (b"<!DOCTYPE html>\n<html>\n", "a page of HTML"),
     "git lfs": (b"version https://git-lfs.github.com/spec/v1\noid x\n", "git lfs pull"),
     "tfrecord": (struct.pack("<QI", 20, 12345) + bytes(range(20)), "set source.kind='tfrecord'"),
@@ -204,9 +215,36 @@ def test_files_that_are_no_text(tmp_path, content, shown, more):
 
 
 def test_a_header_that_begins_like_another_kind_is_text(tmp_path):
-    for i, name in enumerate(("PAR1", "ORCID", "ARROW1")):
+    for i, name in enumerate(("PAR1", "ORCID", "ARROW1", "x\1", "<errors>", "{a}")):
         (tmp_path / str(i)).mkdir()
         assert run(tmp_path / str(i), f"{name},label\n3,1\n").splits["train"].rows == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (HEADER + GOOD, "text: set source.kind='csv'"),
+        (gzip.compress((HEADER + GOOD).encode()), "text: set source.kind='csv'"),
+        (b"PAR1\x15\4\x15\x10\0", "Parquet: set source.kind='parquet'"),
+        (b"PK\3\4\x14\0\0\0", "a zip archive"),
+        (zlib.compress((HEADER + GOOD).encode()), "zlib (deflate): decompress it first"),
+    ],
+)
+def test_files_that_are_no_tfrecord(tmp_path, content, shown):
+    with rejected("day.csv: must be TFRecord, plain or compressed by gzip: found ", shown):
+        run(tmp_path, content, kind="tfrecord")
+
+
+def test_zstd_that_begins_with_a_frame_without_data_is_read(tmp_path):
+    frame = struct.pack("<II", 0x184D2A50, 4) + b"pzst"
+    packed = pa.compress((HEADER + GOOD).encode(), "zstd", asbytes=True)
+    for i, content in enumerate((frame + packed, packed + frame + packed)):
+        (tmp_path / str(i)).mkdir()
+        if i:  # the second header is found, so all frames are read
+            with rejected("row 3: must be a record: found a repeated header"):
+                run(tmp_path / str(i), content, name="day.csv.zst")
+        else:
+            assert run(tmp_path, content, name="day.csv.zst").splits["train"].rows == 1
 
 
 @pytest.mark.parametrize(
@@ -214,6 +252,7 @@ def test_a_header_that_begins_like_another_kind_is_text(tmp_path):
     [
         ("1;2\n3;4\n", "is one name, '1;2': set source.delimiter=';'"),
         ("1\t2\n3\t4\n", "set source.delimiter='\\t'"),
+        ("1\x012\n3\x014\n", "set source.delimiter='\\x01'"),
         ("1,2\n3,4\n", "name the columns in source.columns"),
     ],
 )
@@ -229,6 +268,21 @@ def test_a_column_that_is_missed_because_of_how_lines_are_read(
 ):
     with rejected(f"the data has no column {name!r}", hint):
         run(tmp_path, content, **features)
+
+
+def test_a_key_of_directories_is_no_column_of_text(tmp_path):
+    (tmp_path / "day=2024-05-01").mkdir()
+    (tmp_path / "day=2024-05-01" / "a.csv").write_text(HEADER + GOOD)
+    with rejected("features.time: the data has no column 'day'", "only with source.kind='parquet'"):
+        run_files(tmp_path, str(tmp_path / "day=2024-05-01"), time="day")
+
+
+def test_lines_of_one_column_name_the_delimiter(tmp_path):
+    source = dict(kind="csv", files=dict(train=str(tmp_path / "day.csv")))
+    source["columns"] = ["label", "user"]
+    (tmp_path / "day.csv").write_text("1;u\n0;v\n")
+    with rejected("row 1: must have 2 columns: found 1. Set source.delimiter=';'"):
+        prepare(dict(tasks=[CLICK]), source, tmp_path / "store", report=lambda _: None)
 
 
 def test_a_label_is_no_feature(tmp_path):

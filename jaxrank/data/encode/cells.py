@@ -15,7 +15,8 @@ from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
 from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec
 
-_WHOLE = re.compile(r"-?[0-9]{1,20}")  # has at most the digits of 64 bits
+# Has at most the digits of 64 bits. A column of floats prints a fraction.
+_WHOLE = re.compile(r"(-?[0-9]{1,20})(?:\.0*)?")
 
 
 def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
@@ -133,7 +134,8 @@ def is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
     if is_text(kind):
         known = pa.array([p for p in padding if p]).cast(kind)
     else:
-        numbers_left_out = [int(p) for p in padding if _WHOLE.fullmatch(p)]
+        matches = map(_WHOLE.fullmatch, padding)
+        numbers_left_out = [int(match[1]) for match in matches if match]
         if pa.types.is_floating(kind):
             values = values.cast(pa.float64(), safe=False)
             known = pa.array(map(float, numbers_left_out), pa.float64())

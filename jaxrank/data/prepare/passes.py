@@ -180,6 +180,8 @@ def _copy_pipes(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
         if path == "-":
             return _copied(_STDIN, _copy_stdin)
         if isinstance(path, str) and files.is_local(path) and is_pipe(path):
+            if files.identify(path) in map(files.identify, pipes):
+                raise InputError(f"source.files: must name a pipe once: found {path!r} again.")
             pipes.append(path)
             name = f"pipe {len(pipes)}, {path.rpartition('/')[2]}"
             return _copied(name, lambda file: copy(path, file))

@@ -17,6 +17,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # bytes that are not UTF-8, as surrogateescape decodes them
 _ESCAPED = re.compile("[\udc80-\udcff]")
 
+_SEPARATORS = ",;\t|\x01~^"
 TEXT = "delimited text"
 CLOSED = "on one line, between two quotes if quoted"
 DOUBLED = "delimited text whose quoted values end at their closing quote"
@@ -197,12 +198,21 @@ class Delimited(NamedTuple):
             actual = "only missing values" if any(cells) else "an empty line"
             return Fault("", "have a value in some column", actual)
         if len(cells) != len(columns):
-            return Fault("", f"have {len(columns)} columns", str(len(cells)))
+            hint = likely_delimiter(text, self.delimiter) if len(cells) == 1 else ""
+            hint = hint and f" Set source.delimiter={hint!r} if it separates the columns."
+            return Fault("", f"have {len(columns)} columns", str(len(cells)), hint)
         if not _is_utf8(line):
             index = next(i for i, cell in enumerate(cells) if _ESCAPED.search(cell))
             data = cells[index].encode(errors="surrogateescape")
             return Fault(columns[index], "UTF-8", repr(data))
         return None
+
+
+def likely_delimiter(line: str, delimiter: str) -> str:
+    """Returns the letter that probably separates the columns of a line, "" if none does."""
+    others = [letter for letter in _SEPARATORS if letter != delimiter]
+    likely = max(others, key=line.count)
+    return likely if likely in line else ""
 
 
 def content(line: bytes, errors: str = "surrogateescape") -> str:

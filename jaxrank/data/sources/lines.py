@@ -19,6 +19,7 @@ _MAGIC = {
     b"\x04\x22\x4d\x18": "lz4",
     b"\xfd7zXZ": "xz",
 }
+_SKIPPABLE = b"\x2a\x4d\x18"  # behind a byte, of frames without data, with which pzstd begins
 _NAMES = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4", ".xz": "xz"}
 
 
@@ -32,6 +33,8 @@ def compression(path: str) -> str:
         start = _read(stream, max(map(len, _MAGIC)), path)
     codec = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
     named = next((name for end, name in _NAMES.items() if path.endswith(end)), codec)
+    if start[1:4] == _SKIPPABLE and 0x50 <= start[0] <= 0x5F:
+        codec = "lz4" if named == "lz4" else "zstd"
     if start and codec != named:
         raise InputError(
             f"{path}: must be {named}, as its name says: found {start[:2]!r} at its start."

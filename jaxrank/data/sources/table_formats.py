@@ -18,12 +18,14 @@ from jaxrank.errors import InputError
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_ICEBERG = re.compile(r"version-hint\.text|snap-.*\.avro|.*-m\d+\.avro")
 _HIVE_DELTA = re.compile(r"(delete_)?delta_\d+_\d+(_\d+)?")
+_STREAMING = "_spark_metadata"
 # Files that only tables of a format have: its title, and its name in Spark.
 _LOGS = {
     ".hoodie": ("a Hudi", "hudi"),
     ".hoodie_partition_metadata": ("a Hudi", "hudi"),
-    "_spark_metadata": ("a Spark streaming", "parquet"),
+    _STREAMING: ("a Spark streaming", "parquet"),
     "snapshot/LATEST": ("a Paimon", "paimon"),
 }
 _WHAT_TO_DO = (
@@ -42,7 +44,7 @@ def current(paths: Sequence[str]) -> list[str]:
     active: dict[str, frozenset[str]] = {}  # by table
     kept = []
     for path in paths:
-        whole = os.path.realpath(path) if files.is_local(path) else path
+        whole = _resolved(path)
         table = _find_table(whole.rpartition("/")[0], tables)
         if table is not None and table not in active:
             active[table] = _active(table)
@@ -56,10 +58,36 @@ def current(paths: Sequence[str]) -> list[str]:
     return kept
 
 
+def check_plain(paths: Sequence[str]) -> None:
+    """Rejects files of text or TFRecord in a directory whose log says which files are current.
+
+    Raises:
+        InputError: names the log.
+    """
+    for directory in dict.fromkeys(path.rpartition("/")[0] for path in map(_resolved, paths)):
+        if not directory or _is_web(directory):
+            continue
+        log = f"{directory}/{_STREAMING}"
+        if files.to_path(log).exists():
+            raise InputError(
+                f"{log}: must not exist: found the log of a Spark streaming table. This log says"
+                " which files are current, but is not supported, so files of failed tries would be"
+                " read too. Write the table again first, as with spark.read and write.save(...)."
+            )
+
+
+def _resolved(path: str) -> str:
+    return os.path.realpath(path) if files.is_local(path) else path
+
+
+def _is_web(directory: str) -> bool:
+    return directory.startswith(("http:", "https:")) or directory.endswith(("/", ":"))
+
+
 def _find_table(directory: str, known: dict[str, str | None]) -> str | None:
     """Returns the Delta table that contains a directory, or None."""
     parent = directory.rpartition("/")[0]
-    if not directory or directory.startswith(("http:", "https:")) or directory.endswith(("/", ":")):
+    if not directory or _is_web(directory):
         return None
     if directory not in known:
         where = files.to_path(directory)
@@ -82,7 +110,8 @@ def _find_table(directory: str, known: dict[str, str | None]) -> str | None:
 def _is_iceberg(metadata: Any) -> bool:
     try:
         return metadata.is_dir() and any(
-            ".metadata.json" in entry.name for entry in metadata.iterdir()
+            ".metadata.json" in entry.name or _ICEBERG.fullmatch(entry.name)
+            for entry in metadata.iterdir()
         )
     except OSError:
         return False
@@ -112,10 +141,17 @@ def _active(table: str) -> frozenset[str]:
     if newest < 0 or later != list(range(start + 1, newest + 1)):
         raise _cannot(log, "every commit since the last checkpoint in one file", names[:10])
     active: set[str] = set()
-    if start >= 0:
-        _apply(_checkpoint(f"{log}/{checkpoints[start]}"), active, log)
-    for version in later:
-        _apply(_commit(f"{log}/{commits[version]}"), active, log)
+    names = [checkpoints[start]] if start >= 0 else []
+    names += [commits[version] for version in later]
+    for name in names:
+        read = _commit if name.endswith(".json") else _checkpoint
+        try:
+            _apply(read(f"{log}/{name}"), active, log)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{log}/{name}: must hold actions of a Delta table: found another value, as of"
+                f" {type(error).__name__}: {error}."
+            ) from error
     for name in sorted(active):
         if not files.to_path(f"{table}/{name}").exists():
             raise InputError(f"{table}/{name}: must exist, because {log} names it: found no file.")

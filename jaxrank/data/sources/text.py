@@ -15,8 +15,16 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import lines
-from jaxrank.data.sources.delimited import BYTE_ORDER_MARK, CLOSED, TEXT, Delimited, content
+from jaxrank.data.sources import lines, table_formats
+from jaxrank.data.sources.delimited import (
+    BYTE_ORDER_MARK,
+    CLOSED,
+    TEXT,
+    Delimited,
+    content,
+    likely_delimiter,
+)
+from jaxrank.data.sources.partitions import partition_values
 from jaxrank.errors import InputError
 
 CRITEO_COLUMNS = (
@@ -29,7 +37,6 @@ _NAME = re.compile(r"[^\W\d]\w*")
 _PART_BYTES = 1 << 26
 _ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
-_DELIMITERS = ",;\t|"
 _MAX_EMPTY_FILE_BYTES = 64  # maximum bytes of a compressed empty file
 _WHOLE = (0, 1)  # range of a file whose size is unknown
 
@@ -58,6 +65,7 @@ class LineSource:
     """
 
     def __init__(self, paths_of: Mapping[str, Sequence[str]]):
+        table_formats.check_plain([path for paths in paths_of.values() for path in paths])
         self._paths_of = {split: _not_empty(paths) for split, paths in paths_of.items()}
 
     @property
@@ -173,12 +181,16 @@ class TextSource(LineSource):
         if not self._header or not self._columns:
             return ""
         path, names = self.files[0], self._columns
-        others = [c for c in _DELIMITERS if c != self._format.delimiter]
-        likely = max(others, key=names[0].count)
-        if len(names) == 1 and likely in names[0]:
+        likely = likely_delimiter(names[0], self._format.delimiter)
+        if len(names) == 1 and likely:
             return (
                 f" The first line of {path} is one name, {names[0]!r}: set"
                 f" source.delimiter={likely!r}."
+            )
+        if keys := [key for key in partition_values(path) if key not in names]:
+            return (
+                f" The key {keys[0]!r} in the names of directories becomes a column only with"
+                " source.kind='parquet': write it into the files."
             )
         shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
         return (

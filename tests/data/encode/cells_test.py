@@ -202,6 +202,10 @@ def test_padding_is_left_out_with_its_weights():
         (pa.int64(), str(-(2**63)), [-(2**63), 1], [1]),
         (pa.float64(), "NaN", [float("nan"), 1.0, None], [1.0, None]),
         (pa.float32(), "-1", [-1.0, 1.0], [1.0]),
+        (pa.float64(), "-1.0", [-1.0, 1.0], [1.0]),
+        (pa.int64(), "-1.", [-1, 1], [1]),
+        (pa.float64(), "1.5", [1.5, 1.0], [1.5, 1.0]),
+        (pa.string(), "-1.0", ["-1", "-1.0"], ["-1"]),
         (pa.string(), "nan", ["nan", "NaN"], ["NaN"]),
     ],
 )

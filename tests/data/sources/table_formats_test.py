@@ -129,3 +129,33 @@ def test_changes_of_a_hive_table_are_rejected(tmp_path, changes):
         pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / name / "a.parquet")
     with pytest.raises(InputError, match=f"{changes}: must not exist: found changes of a Hive"):
         values(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["version-hint.text", "snap-1-1-x.avro", "0a-m0.avro"])
+def test_a_table_of_iceberg_is_known_by_any_of_its_metadata(tmp_path, name):
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / name).write_text("1")
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"user": ["a"]}), tmp_path / "data" / "a.parquet")
+    with pytest.raises(InputError, match="metadata: must not exist: found the log of an Iceberg"):
+        values(tmp_path / "data")
+    (tmp_path / "metadata" / name).rename(tmp_path / "metadata" / "about.txt")
+    assert values(tmp_path / "data") == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "criteo", "tfrecord"])
+@pytest.mark.parametrize("named", ["", "part*", "part-0"])
+def test_a_streaming_log_beside_text_is_not_passed_over(tmp_path, kind, named):
+    (tmp_path / "part-0").write_text("label,user\n1,u\n")
+    (tmp_path / "_spark_metadata").mkdir()
+    with pytest.raises(InputError, match="_spark_metadata: must not exist: found the log of a Sp"):
+        make_source(dict(kind=kind, files=dict(train=str(tmp_path / named))))
+
+
+@pytest.mark.parametrize(
+    "action", ["[1]", '{"add": {"size": 1}}', '{"add": 3}', "7", '{"remove": "x"}']
+)
+def test_a_log_of_other_values_is_rejected_with_its_file(table, action):
+    (table.path / "_delta_log" / f"{2:020d}.json").write_text(action)
+    with pytest.raises(InputError, match=r"0002.json: must hold actions of a Delta table: found"):
+        values(table.path)

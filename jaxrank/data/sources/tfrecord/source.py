@@ -14,10 +14,11 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data import files
+from jaxrank.data import file_kinds, files
 from jaxrank.data.chunk import Chunk, Part
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources import table_formats
 from jaxrank.data.sources.text import empty_file
 from jaxrank.data.sources.tfrecord import tf_example
 from jaxrank.data.sources.tfrecord.example_columns import Bad, decode_columns
@@ -29,6 +30,7 @@ _BYTES_PER_CHUNK = 16 << 20
 _BYTES_AT_ONCE = 1 << 22
 _MAX_RECORD_BYTES = 1 << 30  # maximum bytes of a record
 _INFERRED_FROM = 1000  # number of records
+_SAMPLE_BYTES = 512  # by which another kind of file is detected
 _MAX_EMPTY_FILE_BYTES = 64  # maximum bytes of a compressed empty file
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD = struct.Struct("<QI")
@@ -57,6 +59,7 @@ class TFRecordSource:
     def __init__(
         self, paths_of: Mapping[str, Sequence[str]], columns: Mapping[str, str] | None = None
     ):
+        table_formats.check_plain([path for paths in paths_of.values() for path in paths])
         self._paths_of = {split: _not_empty(paths) for split, paths in paths_of.items()}
         self._is_declared = columns is not None
         if columns is None:
@@ -169,6 +172,8 @@ def read_records(path: str) -> Iterator[Record]:
         with contextlib.closing(_open(path)) as stream:
             while head := stream.take(_HEAD.size):
                 row += 1
+                if row == 1:
+                    _check_kind(path, head + stream.peek(_SAMPLE_BYTES))
                 length = _length(path, row, head)
                 data = stream.take(length)
                 tail = stream.take(_CRC.size)
@@ -184,6 +189,16 @@ def read_records(path: str) -> Iterator[Record]:
 def _masked_crc(data: bytes) -> int:
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _check_kind(path: str, start: bytes) -> None:
+    """Rejects another kind of file, whose first bytes are no length with its checksum."""
+    if len(start) >= _HEAD.size:
+        length, crc = _HEAD.unpack(start[: _HEAD.size])
+        if _masked_crc(start[:8]) == crc:
+            return
+    if kind := file_kinds.not_tfrecord(start):
+        raise InputError(f"{path}: must be TFRecord, plain or compressed by gzip: found {kind}.")
 
 
 def _length(path: str, row: int, head: bytes) -> int:
@@ -214,6 +229,12 @@ class _Stream:
 
     def close(self) -> None:
         self._file.close()
+
+    def peek(self, count: int) -> bytes:
+        """Returns up to `count` of the next bytes, which stay."""
+        data = self.take(count)
+        self._ahead, self._at = data + self._ahead[self._at :], 0
+        return data
 
     def take(self, count: int) -> bytes:
         """Returns the next `count` bytes. Fewer at the end of the file."""
