@@ -716,9 +716,12 @@ def _check_labels(split: Split, report: Report) -> None:
         known, positives = task["known"], task["positives"]
         if name in unlabelled:
             report(f"{unlabelled[name]}: this task is not trained")
-        elif task.get("kind", "binary") == "binary" and positives in (0, known):
-            label = 1 if positives else 0
-            report(f"All {known:,} labels of {name} are {label} in {split.path}")
+        elif task.get("kind", "binary") == "binary":
+            if positives in (0, known):
+                label = 1 if positives else 0
+                report(f"All {known:,} labels of {name} are {label} in {split.path}")
+        elif task["min"] == task["max"]:
+            report(f"All {known:,} labels of {name} are {task['min']:g} in {split.path}")
 
 
 def _check_weights(split: Split) -> None:

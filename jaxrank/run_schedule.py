@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
+from jaxrank.errors import InputError
+
+_MAX_STEPS = 2**31 - 1  # steps are int32
 # Value of data.valid: each day is evaluated before it is trained on; see `days`.
 NEXT_DAY = "next_day"
 
@@ -66,6 +69,11 @@ def make_run_schedule(
     # With days in order, rounding up would repeat the first day, so the last batch is left out.
     rounded = math.floor if order == "days" else math.ceil
     num_steps = num_steps or max(1, rounded(_as_written(num_epochs) * epoch))
+    if num_steps > _MAX_STEPS:
+        raise InputError(
+            f"num_steps, num_epochs: must give at most {_MAX_STEPS:,} steps: found more, with"
+            f" num_epochs={num_epochs}, batch_size={batch_size} and {rows:,} examples."
+        )
     eval_every = eval_every_steps or math.ceil(epoch / steps_per_execution) * steps_per_execution
     save_every = save_every_steps or eval_every
     valid = "" if valid == NEXT_DAY else valid

@@ -425,6 +425,8 @@ def _scalar(kind: Any, value: Any, where: str, rules: Rules) -> Any:
     require(condition, where, must, value, rules.hint)
     if kind in (int, float):
         require(_is_finite(value), where, "a finite number", value, rules.hint)
+        if kind is int:
+            require(-(2**63) <= value < 2**63, where, "a number of 64 bits", value, rules.hint)
         require(rules.admits(value), where, rules.bounds, value, rules.hint)
     value = os.fspath(value) if kind is str else kind(value)
     if rules.choices:

@@ -154,6 +154,7 @@ def test_differences_name_each_field_with_both_values():
             "c.checkpoint = ConfigDict(dict(c.checkpoint, keep=1.5))",
             "checkpoint.keep: must be a whole number: found 1.5",
         ),
+        ("c.batch_size = 10**30", r"batch_size: must be a number of 64 bits: found 10+\."),
         (
             "c.mesh = ConfigDict(dict(devices=True, replicas=1))",
             "mesh.devices: must be a whole number: found True",

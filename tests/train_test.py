@@ -532,16 +532,20 @@ def test_more_epochs_than_the_config_says_are_reported(store, tmp_path):
     (line,) = [line for line in lines if line.startswith("num_epochs=0.05 is rounded up ")]
     assert "0.06 epochs of 6,000 examples: a step takes 128" in line
     assert result.step == 3  # in executions of two steps
+    c.num_epochs = 1e300
+    with pytest.raises(InputError, match="must give at most 2,147,483,647 steps: found more"):
+        train(c, tmp_path / "endless", report=nothing)
 
 
 def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
-    def trained(name, click, buy):
+    def trained(name, click, buy, kind="binary"):
         columns = {"click": click, "buy": buy, "user": list(range(64))}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
         c = tiny.config(num_steps=2, log_every_steps=2, batch_size=64)
         files = dict(train=str(tmp_path / f"{name}.parquet"))
         c.source = ConfigDict(dict(kind="parquet", files=files))
         c.features.tasks = [dict(name=name, label=name) for name in ("click", "buy")]
+        c.features.tasks[1]["kind"] = kind
         c.features.dense, c.features.ragged, c.features.keep = [], [], []
         c.features.categorical, c.data.valid = [dict(columns="user")], ""
         c.checkpoint.every_steps = c.eval.every_steps = 2
@@ -558,6 +562,8 @@ def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
     assert unheard.startswith("No label of buy is known in")
     assert Checkpoints(tmp_path / "alike", read_only=True).untrained(2) == ["buy"]
     assert trained("both", [0, 1] * 32, [1, 0] * 32) == []
+    (price,) = trained("price", [0, 1] * 32, [2.5] * 64, kind="real")
+    assert price.startswith("All 64 labels of buy are 2.5 in")
 
 
 def test_labels_that_are_known_only_where_the_parent_is_positive_are_rejected(store, tmp_path):
