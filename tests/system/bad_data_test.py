@@ -285,6 +285,24 @@ def test_lines_of_one_column_name_the_delimiter(tmp_path):
         prepare(dict(tasks=[CLICK]), source, tmp_path / "store", report=lambda _: None)
 
 
+@pytest.mark.parametrize(
+    ("name", "must"),
+    [
+        ("a/b", "has no '/'"),
+        ("a\0b", "has only letters of files"),
+        ("\udcff", "has only letters of files"),
+        ("\u00e9" * 101, "has at most 200 bytes"),
+    ],
+)
+def test_a_table_is_named_as_a_file_can_be(tmp_path, name, must):
+    columns = {"label": [1, 0], "user": ["u", "v"]}
+    with rejected("table", "without '/'" if "/" in name else must):
+        run_parquet(tmp_path, columns, categorical=[dict(columns="user", table=name)])
+    if "\udcff" not in name:
+        with rejected("features: the column", f"must have a table whose name {must}: set `table`"):
+            run_parquet(tmp_path, columns | {name: ["a", "b"]}, categorical=[dict(columns=name)])
+
+
 def test_a_label_is_no_feature(tmp_path):
     with rejected("features.categorical: a feature must be known before", "label of task 'click'"):
         run(tmp_path, HEADER + GOOD, categorical=[dict(columns="label")])
@@ -539,6 +557,8 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
         (["1|2", "3|4"], "categorical", r"contain '\|', .* name the column in `ragged`"),
         (["1/2", "3, 4"], "categorical", ""),
         (["'a'", '"b"'], "categorical", "100% .* as a program prints them, such as \"'a'\""),
+        (["0.5", "17.25"], "categorical", "100% .* numbers with a fraction, .* in `dense`"),
+        (["1", "1.2.3"], "categorical", ""),
         (["np.int64(1)", "b'x'"], "categorical", "100% .* as a program prints them"),
         ([["'a'", "'b'"], ["it's"]], "ragged", "67% .* as a program prints them"),
         (["a\u00a0", "b"], "categorical", "50.0% .* begin or end with a space"),

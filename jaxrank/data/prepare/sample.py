@@ -35,6 +35,7 @@ _WEIGHTED = (
 )
 # As a float column writes ids: with an exponent, which drops digits, or with a fraction of zero.
 _ROUNDED = r"^-?[0-9]\.?[0-9]*[eE]\+?[0-9]+$"
+_NUMBER = r"^-?[0-9]*\.[0-9]*[1-9][0-9]*$"
 _WITH_FRACTION = r"^-?[0-9]+\.0*$"
 # Texts that separate ids, and the pattern of ids that contain one. Names have spaces and slashes.
 _SEPARATORS = {s: re.escape(s) for s in ("|", ",", ";", "\t", "\x01", "\x02", "\x1d")}
@@ -178,6 +179,13 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
             f"feature {entry.name}: {share:.0%} of the first {len(values):,} values are as a"
             f" program prints them, such as {example!r}. Write the ids themselves, or set"
             " brackets='keep' where quotes are parts of ids"
+        )
+    numbers = pc.match_substring_regex(values, _NUMBER)
+    if (share := _share(numbers)) > 0.5:
+        yield (
+            f"feature {entry.name}: {share:.0%} of the first {len(values):,} ids are numbers with a"
+            f" fraction, such as {values.filter(numbers)[0].as_py()!r}. If they are amounts, name"
+            " the column in `dense`"
         )
     yield from _describe_floats(f"feature {entry.name}", values)
     if entry.encoding == "hash":  # without a vocabulary, which has all values

@@ -28,6 +28,9 @@ from jaxrank.features import (
 )
 from jaxrank.validate import nearest
 
+_MAX_TABLE_BYTES = 200  # of file systems with 255, without ends of names
+_MAX_SHOWN = 80  # characters of a name
+
 
 def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] = ()) -> FeatureSpec:
     """Returns the spec with a separate entry for each column of the source that a pattern matches.
@@ -256,12 +259,23 @@ def _expand(
     return tuple(expanded)
 
 
+def _fault_of_table(name: str) -> str:
+    """Returns what a name must be to name the file of a vocabulary, "" if it can."""
+    if "/" in name:
+        return "has no '/'"
+    if "\0" in name or name.encode(errors="replace").decode() != name:
+        return "has only letters of files"
+    if len(name.encode()) > _MAX_TABLE_BYTES:
+        return f"has at most {_MAX_TABLE_BYTES} bytes"
+    return ""
+
+
 def _set_tables(entries: Sequence[Any]) -> tuple[Any, ...]:
     for entry in entries:
-        if not entry.table and "/" in entry.name:
+        if fault := _fault_of_table(entry.table or entry.name):
             raise InputError(
-                f"features: the column {entry.name!r} must have a table whose name has no '/': set"
-                " `table`."
+                f"features: the column {entry.name[:_MAX_SHOWN]!r} must have a table whose name"
+                f" {fault}: set `table`."
             )
     return tuple(dataclasses.replace(e, table=e.table or e.name) for e in entries)
 
