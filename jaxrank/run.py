@@ -727,6 +727,11 @@ def _check_labels(split: Split, report: Report) -> None:
 def _check_weights(split: Split) -> None:
     """Rejects data in which no example with a known label has a weight above 0."""
     if not _has_weights(split):
+        if not split.has_statistics:
+            raise InputError(
+                f"{split.path}: must have labels to train on: found none that is known and has a"
+                f" weight above 0, in {split.rows:,} examples."
+            )
         raise InputError(
             f"{split.path}: must have weights above 0 to train on: found 0 for all known labels of"
             f" {split.rows:,} examples."
@@ -737,7 +742,8 @@ def _has_weights(split: Split) -> bool:
     """Returns True if an example with a known label has a weight above 0."""
     for index in range(len(split.block_rows)):  # in most data the first block ends the search
         block = split.read_block(index)
-        if block.weights is None or (block.weights[~np.isnan(block.labels)] > 0).any():
+        known = ~np.isnan(block.labels)
+        if (known if block.weights is None else block.weights[known] > 0).any():
             return True
     return False
 

@@ -532,13 +532,13 @@ def test_more_epochs_than_the_config_says_are_reported(store, tmp_path):
     (line,) = [line for line in lines if line.startswith("num_epochs=0.05 is rounded up ")]
     assert "0.06 epochs of 6,000 examples: a step takes 128" in line
     assert result.step == 3  # in executions of two steps
-    c.num_epochs = 1e300
+    c.num_epochs = np.float64(1e300)
     with pytest.raises(InputError, match="must give at most 2,147,483,647 steps: found more"):
         train(c, tmp_path / "endless", report=nothing)
 
 
 def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
-    def trained(name, click, buy, kind="binary"):
+    def trained(name, click, buy, kind="binary", direct=False):
         columns = {"click": click, "buy": buy, "user": list(range(64))}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
         c = tiny.config(num_steps=2, log_every_steps=2, batch_size=64)
@@ -547,7 +547,8 @@ def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
         c.features.tasks = [dict(name=name, label=name) for name in ("click", "buy")]
         c.features.tasks[1]["kind"] = kind
         c.features.dense, c.features.ragged, c.features.keep = [], [], []
-        c.features.categorical, c.data.valid = [dict(columns="user")], ""
+        c.features.categorical = [dict(columns="user", encoding="integer", rows=64)]
+        c.data.valid, c.data.direct = "", direct
         c.checkpoint.every_steps = c.eval.every_steps = 2
         lines = []
         train(c, tmp_path / name, report=lines.append)
@@ -557,6 +558,8 @@ def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
     with pytest.raises(InputError, match="found none that is known, of click, buy, in 64 examples"):
         trained("none", unknown, unknown)
     assert not (tmp_path / "none" / "config.json").exists()
+    with pytest.raises(InputError, match="found none that is known and has a weight .* in 64 ex"):
+        trained("direct", unknown, unknown, direct=True)
     alike, unheard = trained("alike", [0] * 64, unknown)
     assert alike.startswith("All 64 labels of click are 0 in")
     assert unheard.startswith("No label of buy is known in")

@@ -63,8 +63,8 @@ def check_matches(pattern: str, paths: Sequence[str]) -> None:
         for folder in folders:
             if folder.startswith("_") and not any(fnmatchcase(folder, part) for part in named):
                 raise InputError(
-                    f"{path}: must not be in a directory whose name begins with '_', as those of"
-                    f" unfinished or removed files do: found it by the pattern {pattern!r}. Name"
+                    f"{path}: must not be in a directory whose name begins with '_', such as one of"
+                    f" unfinished or removed files: found it by the pattern {pattern!r}. Name"
                     f" the directory above {folder!r} without a pattern to leave it out, or write"
                     " its name in the pattern to read it."
                 )

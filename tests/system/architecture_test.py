@@ -36,6 +36,7 @@ FLOORS = (
     "cli",
 )
 DATA_FLOORS = (
+    "file_names",
     "spec examples ragged chunk files file_kinds pipes lock keyed_hash",
     "statistics rejects",
     "encode",

@@ -21,7 +21,7 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.columns import Column, elements, is_list, numbers, read_column
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.sources import lines
+from jaxrank.data.sources import lines, table_formats
 from jaxrank.data.sources.parquet import UNREADABLE, not_parquet, open_unchanged
 from jaxrank.errors import InputError
 
@@ -87,6 +87,11 @@ def open_vectors(path: str, where: str) -> VectorFiles:
         paths = files.find(path)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
+    # A directory may be a table whose log says which files are current.
+    if _is_parquet(paths[0]):
+        paths = table_formats.current(paths)
+    else:
+        table_formats.check_plain(paths)
     first = paths[0]
     width = _parquet_width(first) if _is_parquet(first) else _TextFile(first).width
     return VectorFiles(path, tuple(paths), width)

@@ -1,6 +1,7 @@
 """Files of pre-trained vectors in any form hold the same vectors, and errors name their place."""
 
 import gzip
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -118,3 +119,16 @@ def test_an_invalid_file_is_rejected(name, tmp_path, monkeypatch):
     with pytest.raises(InputError) as error:
         list(open_vectors(str(path), "field").batches())
     assert [part for part in [str(path), *named] if part not in str(error.value)] == []
+
+
+def test_files_that_a_log_has_removed_are_not_read(tmp_path):
+    for name in ("old", "new"):
+        table = pa.table({"value": [name], "vector": [[1.0, 2.0]]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    (tmp_path / "_delta_log").mkdir()
+    for version, action in enumerate(("add", "remove")):
+        lines = [json.dumps({action: {"path": "old.parquet"}})]
+        lines += [json.dumps({"add": {"path": "new.parquet"}})] * version
+        (tmp_path / "_delta_log" / f"{version:020d}.json").write_text("\n".join(lines))
+    batches = open_vectors(str(tmp_path), "embedding.init_from.item").batches()
+    assert [batch.values.values.to_pylist() for batch in batches] == [["new"]]
