@@ -283,6 +283,11 @@ def _described(path: str) -> tuple[pa.Schema, RowGroups]:
             groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     except UNREADABLE as error:
         raise not_parquet(path, error) from error
+    if groups and groups[0].num_columns and (other := groups[0].column(0).file_path):
+        raise InputError(
+            f"{path}: must hold its rows itself: found a summary of other files, such as {other!r}."
+            " Name the directory, of which names that begin with '_' are left out."
+        )
     rows = np.asarray([group.num_rows for group in groups], np.int64)
     if (rows < 0).any() or rows.sum() != metadata.num_rows:
         actual = f"{metadata.num_rows} rows, and row groups of {rows.tolist()}"

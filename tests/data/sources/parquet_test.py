@@ -287,6 +287,19 @@ def test_text_that_is_not_utf8_is_rejected(tmp_path):
     assert_rejected(path, match="must be a readable Parquet file.*UTF8")
 
 
+def test_a_summary_of_other_files_is_rejected(tmp_path):
+    collected = []
+    table = pa.table({"label": [1, 0]})
+    pq.write_table(table, tmp_path / "a.parquet", metadata_collector=collected)
+    collected[0].set_file_path("a.parquet")
+    pq.write_metadata(table.schema, tmp_path / "_metadata", metadata_collector=collected)
+    source = dict(kind="parquet", files=dict(train=f"{tmp_path}/*"))
+    with pytest.raises(InputError, match="_metadata: must hold its rows itself: .*'a.parquet'"):
+        make_source(source)
+    source["files"]["train"] = str(tmp_path)
+    assert len(make_source(source).files) == 1
+
+
 def test_a_name_that_is_not_utf8_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     write(path, {"the name": [1]}, store_schema=False)
