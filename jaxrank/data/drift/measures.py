@@ -30,9 +30,11 @@ class Measures(NamedTuple):
         and the new share q. Numbers have ten buckets with equal old shares and one of missing
         values. Ids have the 20 most frequent old ones, all other old ones, those that only the new
         side has, unknown and missing ones.
-    new: share of the new side's ids that do not occur on the old side. For a log, these include
+    new: share of the new side's ids that do not occur on the old side. Of a store, these are ids
+        with a row that neither have one nor wait for one in the old store. For a log, they include
         the unknown ids that do not wait for a row in the store, if it records which ids wait.
-    lost: share of the old side's ids that do not occur on the new side.
+    lost: share of the old side's ids with a row that do not occur on the new side. Ids that lost
+        their row and occur there wait for one, and are not lost.
     missing: shares of missing numbers or ids, or of empty lists.
     unknown: shares of ids that the vocabulary of a side lacks. Those of stores are neither new nor
         lost.
@@ -154,45 +156,52 @@ def _measure_ids(
         return result._replace(note=mapped, undefined=tuple(undefined))
     if any(name in c.folded for c in counts):
         result = result._replace(note=f"{folded_note()}: its changes may be larger")
-    after, only_new = mapped
-    size = max(len(counts[0].ids[name]), len(after))
-    before, after = (np.pad(c, (0, size - len(c))) for c in (counts[0].ids[name], after))
+    after, only_new, admitted = mapped
+    before = counts[0].ids[name].copy()
+    hidden = _without_row(tables, sides, before, after)
+    evicted = before[hidden].sum()
+    before[hidden] = 0
+    size = max(len(before), len(after))
+    before, after = (np.pad(c, (0, size - len(c))) for c in (before, after))
     known = [c[reserved:] for c in (before, after)]
     frequent = np.argsort(-known[0], kind="stable")[:_FREQUENT]
     frequent = frequent[known[0][frequent] > 0]
     occurs = known[0] > 0
     categories = []
+    # An id that has a row on one side and waits for one on the other is unknown on both.
+    without_row = (unknown[0] + evicted, unknown[1] + admitted)
     for side, extra in ((0, 0), (1, only_new)):
         frequent_counts = known[side][frequent]
         others = known[side][occurs].sum() - frequent_counts.sum()
         fresh = known[side][~occurs].sum() + extra
         categories.append(
-            np.array([*frequent_counts, others, fresh, unknown[side], absent[side]], np.float64)
+            np.array([*frequent_counts, others, fresh, without_row[side], absent[side]], np.float64)
         )
     fresh = known[1][~occurs].sum() + only_new
     absent_count = known[0][known[1] == 0].sum()
-    compared = known[1].sum() + only_new
+    compared = known[1].sum() + only_new + admitted
     if tables[1].name in sides[1].waiting_from:  # ids that a log has first have no row
         fresh, compared = fresh + unseen[1], compared + unknown[1]
     return result._replace(
         psi=psi(*categories),
         new=float(fresh / max(compared, 1)),
-        lost=float(absent_count / max(known[0].sum(), 1)),
+        lost=float(absent_count / max(known[0].sum() + evicted, 1)),
     )
 
 
 def _mapped(
     tables: list[Table], sides: tuple[Side, Side], counts: np.ndarray
-) -> tuple[np.ndarray, int] | str:
-    """Returns the new counts by the old table's rows, and the count of ids that it lacks.
+) -> tuple[np.ndarray, int, int] | str:
+    """Returns the new counts by the old table's rows, and the counts of ids that it lacks.
 
+    The first of these is of ids that it does not know, the second of those that wait for a row.
     Rows that are unrelated give the reason as text.
     """
     old, new = tables
     if old.encoding != new.encoding:
         return f"its encoding is {new.encoding}, was {old.encoding}"
     if dataclasses.replace(old, name=new.name) == new or old.encoding == "integer":
-        return counts, 0
+        return counts, 0, 0
     if old.encoding != "vocabulary":
         differing = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
         return f"its {differing} differ, so its ids cannot be compared"
@@ -205,7 +214,42 @@ def _mapped(
     for reserved in (MISSING_ROW, UNKNOWN_ROW):
         result[reserved] = counts[reserved] if len(counts) > reserved else 0
     result[RESERVED_ROWS + row[row >= 0]] = present[row >= 0]
-    return result, int(present[row < 0].sum())
+    values, present = values.filter(pa.array(row < 0)), present[row < 0]
+    history = sides[0].history(old.name)
+    if history is None:
+        return result, int(present.sum()), 0
+    waited = _rows_of_values(values, _strings(history.waiting)) >= 0
+    return result, int(present[~waited].sum()), int(present[waited].sum())
+
+
+def _without_row(
+    tables: list[Table], sides: tuple[Side, Side], before: np.ndarray, after: np.ndarray
+) -> np.ndarray:
+    """Returns the old rows of ids that have no row on the new side, but occur there and wait.
+
+    Args:
+        before: counts of the old side by its rows.
+        after: counts of the new side by the same rows.
+    """
+    history = sides[1].history(tables[1].name) if tables[1].encoding == "vocabulary" else None
+    if history is None or not len(history.waiting):
+        return np.zeros(0, np.int64)
+    older = sides[0].history(tables[0].name)
+    # Days of which the new store has data: those after the old store's, and its newest.
+    last = history.newest - 1
+    if older is not None and older.by_event == history.by_event:
+        last = min(last, older.newest)
+    recent = history.waiting.filter(pc.greater(history.waiting["last_day"], last))
+    after = np.pad(after, (0, max(len(before) - len(after), 0)))[: len(before)]
+    rows = np.flatnonzero((before > 0) & (after == 0))
+    rows = rows[rows >= RESERVED_ROWS]
+    values = sides[0].values(tables[0].name).take(pa.array(rows - RESERVED_ROWS))
+    return rows[_rows_of_values(values, _strings(recent)) >= 0]
+
+
+def _strings(waiting: pa.Table) -> pa.ChunkedArray:
+    """Returns the values of a table of waiting ids, as a vocabulary has them."""
+    return waiting["value"].cast(pa.string())
 
 
 def _rows_of_values(values: pa.ChunkedArray, vocabulary: pa.ChunkedArray) -> np.ndarray:

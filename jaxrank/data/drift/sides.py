@@ -18,6 +18,7 @@ from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import resolve_stored
+from jaxrank.data.statistics.admission import TableHistory
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.data.store.reader import Store, is_store, open_store
@@ -35,6 +36,8 @@ class Side(NamedTuple):
     blocks: reads all examples. It is called once.
     statistics: as in a manifest; see `Statistics.summary`. Of a log only after all blocks.
     values: returns the vocabulary of a table, without reserved rows.
+    history: returns what a store remembers of a table beside it, such as the ids that wait for a
+        row. None: nothing, or the side is a log.
     waiting_from: of a log, the first row that stands for an id that has none but waits for one in
         the store, by table. Ids that neither have a row nor wait are unknown. Tables of stores
         that do not record waiting ids are absent.
@@ -46,6 +49,7 @@ class Side(NamedTuple):
     blocks: Callable[[], Iterator[Examples]]
     statistics: Callable[[], Mapping[str, Any]]
     values: Callable[[str], pa.ChunkedArray]
+    history: Callable[[str], TableHistory | None] = lambda table: None
     waiting_from: Mapping[str, int] = MappingProxyType({})
 
 
@@ -71,6 +75,7 @@ def open_side(path: str, split: str, flag: str) -> tuple[Side, Store]:
         blocks=chosen.blocks,
         statistics=lambda: chosen.statistics,
         values=store.values,
+        history=store.history,
     )
     return side, store
 

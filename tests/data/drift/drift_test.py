@@ -112,13 +112,19 @@ def test_measures_are_those_of_the_raw_values(data):
     known = [Counter({a: n for a, n in ads[0].items() if n > 1})]
     known.append(Counter({a: n for a, n in ads[1].items() if n + ads[0][a] > 1}))
     ad = by_name["ad"]
-    assert (ad.new, ad.lost) == pytest.approx(shares(*known))
+    # An id that waits on the first day and has a row on the second is not new.
+    admitted = sum(n for a, n in known[1].items() if ads[0][a] == 1)
+    assert admitted
+    new, lost = shares(*known)
+    assert (ad.new, ad.lost) == pytest.approx((new - admitted / known[1].total(), lost))
+    assert ad.new == pytest.approx(shares(ads[0], known[1])[0])
     lacking = [1 - k.total() / ROWS for k in known]
     assert ad.unknown == pytest.approx(lacking)
+    lacking[1] += admitted / ROWS
     frequent = sorted(known[0], key=lambda a: (-known[0][a], a))[:20]
     parts = [[k[a] for a in frequent] for k in known]
     others = [sum(n for a, n in k.items() if a in known[0] and a not in frequent) for k in known]
-    only_new = [0, sum(n for a, n in known[1].items() if a not in known[0])]
+    only_new = [0, sum(n for a, n in known[1].items() if a not in ads[0])]
     rest = zip(others, only_new, (round(s * ROWS) for s in lacking), strict=True)
     tables = [np.array([*p, *r, 0.0]) for p, r in zip(parts, rest, strict=True)]
     assert ad.psi == pytest.approx(psi(*tables))
@@ -156,6 +162,35 @@ def test_measures_are_those_of_the_raw_values(data):
     assert [m.psi for m in result.features] == sorted(
         (m.psi for m in result.features), reverse=True
     )
+
+
+@pytest.mark.parametrize("has_times", [True, False])
+def test_ids_that_lost_their_row_and_occur_are_not_lost(data, tmp_path, has_times):
+    """Rows of the first day come again on the second, but three ads, when eight may have a row."""
+    days, _, _ = data
+    ads = Counter(days[0]["ad"])
+    gone = [ad for ad, _ in ads.most_common()[-3:]]
+    features = {
+        "tasks": [dict(name="click", label="click")],
+        "categorical": [dict(columns="ad", encoding="vocabulary")],
+        "time": "time" if has_times else "",
+    }
+    stores = []
+    for day, limits in enumerate(({}, dict(max_rows=8))):
+        times = [t.replace("05-01", f"05-0{1 + day}") for t in days[0]["time"]]
+        file = tmp_path / f"{day}.parquet"
+        stays = pa.array([not day or ad not in gone for ad in days[0]["ad"]])
+        pq.write_table(pa.table({**days[0], "time": times}).filter(stays), file)
+        features["categorical"][0] |= limits
+        before = dict(vocabularies=stores[-1]) if stores else {}
+        stores.append(str(tmp_path / f"store{day}"))
+        source = dict(kind="parquet", files=dict(train=str(file)))
+        prepare(features, source, stores[-1], report=lambda _: None, **before)
+    _, by_name = compared(*stores)
+    ad = by_name["ad"]
+    assert ad.unknown[1] > 0.1
+    assert (ad.new, ad.lost) == pytest.approx((0, sum(ads[ad] for ad in gone) / ROWS))
+    assert ad.psi < 0.01
 
 
 def test_the_index_of_known_counts():
