@@ -29,9 +29,8 @@ _LOSS_CAUSE = (
 )
 _CAUSES = (
     " too few steps (num_epochs, num_steps); a learning rate that is"
-    " too high or too low (optim.dense.base_learning_rate, optim.tables.base_learning_rate); large"
-    " numbers that are not scaled (standardize or log in features.dense); stale statistics of batch"
-    " norm (model.batch_norm_momentum); a shift between the splits."
+    " too high or too low (optim.dense.base_learning_rate, optim.tables.base_learning_rate); stale"
+    " statistics of batch norm (model.batch_norm_momentum); a shift between the splits."
 )
 _NOT_TRAINED = " (not trained)"
 
@@ -129,9 +128,8 @@ def constant_warning(
         return f"{start} Likely causes: see the first evaluation."
     other = {losses[task] for task in worse if task in losses} - {"", *_PROPER}
     cause = f" {_LOSS_CAUSE}" if other else ""
-    if unscaled:
-        names = first_names(unscaled)
-        cause = f" {names} not scaled (standardize or log in features.dense);{cause}"
+    names = first_names(unscaled) if unscaled else "large numbers that are"
+    cause = f" {names} not scaled (standardize or log in features.dense);{cause}"
     return f"{start} Likely causes, in this order:{cause}{_CAUSES}"
 
 

@@ -601,7 +601,10 @@ def test_ids_and_times_that_are_no_features_are_reported_too(tmp_path):
     assert "group, column page: 50.0% of the first 2 values are numbers with an exp" in reported
     assert "group, column page: 50.0% of the first 2 values are 'nan'" in reported
     assert "cross ab, column a: 100.0% of the first 2 values are lists in brackets" in reported
-    assert "column t: all numbers of the first 2 rows could be dates as YYMMDDHHMM" in reported
+    assert (
+        "column t: all times of the first 2 rows that are read as seconds since 1970 could be dates"
+        " as YYMMDDHHMM"
+    ) in reported
     del lines[:]
     for more in (dict(time_format="seconds"), dict(derived=[features["derived"][0]])):
         few = dict(features, categorical=[dict(columns="ab")]) | more

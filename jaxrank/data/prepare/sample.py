@@ -122,8 +122,8 @@ def _other_times(name: str, chunk: Chunk) -> Iterator[str]:
         if form not in CALENDAR_FORMS:
             way = "write them as text such as 2024-05-01 12:00"
         yield (
-            f"column {name}: all numbers of the first {chunk.batch.num_rows:,} rows could be dates"
-            f" as {form}, and are read as seconds since 1970. If they are dates, {way}. Set"
+            f"column {name}: all times of the first {chunk.batch.num_rows:,} rows that are read as"
+            f" seconds since 1970 could be dates as {form}. If they are dates, {way}. Set"
             " features.time_format='seconds' if they are not"
         )
 
