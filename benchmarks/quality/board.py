@@ -32,6 +32,7 @@ import numpy as np
 from benchmarks.harness.arguments import positive, run_main
 from benchmarks.harness.checkout import ROOT, environment
 from benchmarks.quality.seeds import prepare_once
+from jaxrank import json_files
 from jaxrank.config_files import load, override_flags
 from jaxrank.errors import InputError
 from jaxrank.evaluation.evaluate import evaluate
@@ -147,9 +148,7 @@ class Runner:
             place.mkdir(parents=True, exist_ok=True)
             execute = self._peer if model == PEER else self._jaxrank
             scores = execute(place / "run", model, settings, split)
-            text = json.dumps({"settings": settings, "split": split, "scores": scores})
-            (place / "scores.tmp").write_text(text)
-            (place / "scores.tmp").replace(record)
+            json_files.write(record, {"settings": settings, "split": split, "scores": scores})
             print(f"{model}, {name}: {split} {scores} {settings}", file=sys.stderr, flush=True)
         earlier = json.loads(record.read_text())
         if earlier["settings"] != json.loads(json.dumps(settings)) or earlier["split"] != split:
