@@ -56,7 +56,9 @@ class Options:
         help="numbers of asynchronous workers; 1 is a single run, which equals a synchronous one",
         at_least=1,
     )
-    steps: int = field(0, help="steps of each run; 0: the length that the config sets", at_least=0)
+    steps: int = field(
+        200, help="steps of each run, if the config has more; 0: all of the config", at_least=0
+    )
     tune_rounds: int = field(
         4, help="maximum number of moves in the search for learning rates; 0: no search", at_least=0
     )
@@ -94,13 +96,15 @@ class Group:
 def runs(context: Context) -> Runs:
     options = context.options
     common = tuning.final_evaluation(context.fields["steps_per_execution"])
-    if options.steps:
-        common |= {"num_steps": options.steps, "num_epochs": 0.0}
     chosen = yield from tuning.resolve(common)
-    if max(options.workers, default=1) > chosen["num_steps"]:
+    steps = chosen["num_steps"]
+    if 0 < options.steps < steps:
+        steps = options.steps
+        common |= {"num_steps": steps, "num_epochs": 0.0}
+    if max(options.workers, default=1) > steps:
         raise InputError(
-            "--workers: must be at most the number of steps of a run, which is"
-            f" {chosen['num_steps']}: found {max(options.workers)}. Set --steps, or fewer workers."
+            f"--workers: must be at most the number of steps of a run, which is {steps}: found"
+            f" {max(options.workers)}. Set --steps, or fewer workers."
         )
     groups = [Group(SYNCHRONOUS, "nothing"), Group(SYNCHRONOUS, "seed")]
     for workers in options.workers:

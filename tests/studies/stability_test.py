@@ -102,6 +102,13 @@ def test_a_search_ends_where_no_neighbour_is_better_and_failed_rates_are_worst()
     assert (points, batches) == ({"sync": (0, 0)}, [])
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(0, None), (40, 40), (100, None), (200, None)])
+def test_runs_are_no_longer_than_those_of_the_config(steps, expected):
+    options = stability.Options(runs=2, workers=(5,), steps=steps, tune_rounds=0)
+    _, batches = drive(stability.runs(Context(tiny.config(), options, lambda text: None)), answer)
+    assert {spec.overrides.get("num_steps") for spec in batches[-1]} == {expected}
+
+
 def test_more_workers_than_steps_are_rejected():
     context = Context(tiny.config(), stability.Options(workers=(101,)), lambda text: None)
     with pytest.raises(InputError, match=r"--workers: must be at most .* which is 100: found 101"):
