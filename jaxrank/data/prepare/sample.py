@@ -162,39 +162,35 @@ def _entry_values(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator
     yield from _describe_weights(entry, values)
     kind = chunk.batch.schema.field(entry.name).type
     yield from _describe_lists(entry, values, is_list(kind))
-    spaced = pc.match_substring_regex(values, _SPACED)
-    share = _share(spaced)
+    where, count = f"feature {entry.name}", f"the first {len(values):,}"
+    share, example = _matching(values, _SPACED)
     if share > 0:
-        example = values.filter(spaced)[0].as_py()
         yield (
-            f"feature {entry.name}: {share:.1%} of the first {len(values):,} values begin or end"
-            f" with a space, such as {example!r}, which makes them different values. If the space"
-            " belongs to the separator, include it in `separator`"
+            f"{where}: {share:.1%} of {count} values begin or end with a space, such as"
+            f" {example!r}, which makes them different values. If the space belongs to the"
+            " separator, include it in `separator`"
         )
-    printed = pc.match_substring_regex(values, _PRINTED)
-    share = _share(printed)
+    share, example = _matching(values, _PRINTED)
     if share > 0.5 and entry.brackets != "keep":
-        example = values.filter(printed)[0].as_py()
         yield (
-            f"feature {entry.name}: {share:.0%} of the first {len(values):,} values are as a"
-            f" program prints them, such as {example!r}. Write the ids themselves, or set"
-            " brackets='keep' where quotes are parts of ids"
+            f"{where}: {share:.0%} of {count} values are as a program prints them, such as"
+            f" {example!r}. Write the ids themselves, or set brackets='keep' where quotes are parts"
+            " of ids"
         )
-    numbers = pc.match_substring_regex(values, _NUMBER)
-    if (share := _share(numbers)) > 0.5:
+    share, example = _matching(values, _NUMBER)
+    if share > 0.5:
         yield (
-            f"feature {entry.name}: {share:.0%} of the first {len(values):,} ids are numbers with a"
-            f" fraction, such as {values.filter(numbers)[0].as_py()!r}. If they are amounts, name"
-            " the column in `dense`"
+            f"{where}: {share:.0%} of {count} ids are numbers with a fraction, such as"
+            f" {example!r}. If they are amounts, name the column in `dense`"
         )
-    yield from _describe_floats(f"feature {entry.name}", values)
+    yield from _describe_floats(where, values)
     if entry.encoding == "hash":  # without a vocabulary, which has all values
-        line = forms_line(f"feature {entry.name}", pc.unique(values))
+        line = forms_line(where, pc.unique(values))
         yield from [line] * bool(line)
     way = "list them in padding"
     if not isinstance(entry, RaggedSpec):
         way = _NULLS
-    yield from _describe_words(f"feature {entry.name}", values, way)
+    yield from _describe_words(where, values, way)
 
 
 def _describe_words(where: str, values: pa.Array, way: str) -> Iterator[str]:
@@ -281,6 +277,13 @@ def _describe_floats(where: str, values: pa.Array) -> Iterator[str]:
                 f"{where}: {share:.1%} of the first {len(values):,} values are"
                 f" {meaning.format(example)}"
             )
+
+
+def _matching(values: pa.Array, pattern: str) -> tuple[float, str]:
+    """Returns the share of texts that match, and the first one, "" if none does."""
+    mask = pc.match_substring_regex(values, pattern)
+    matches = values.filter(mask)
+    return _share(mask), matches[0].as_py() if len(matches) else ""
 
 
 def _share(mask: pa.Array) -> float:
