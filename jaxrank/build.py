@@ -576,7 +576,7 @@ class Builder:
     def check_names(self, *, traces: bool = False) -> None:
         """Checks names of tasks, tables and parameters, and counts, against the schema.
 
-        Needs no data, and builds nothing. Only names of parameters are known to a model alone: it
+        Needs no data, and builds no step. Only names of parameters are known to a model alone: it
         is traced if `optim.dense.lr_multipliers` has any.
 
         Args:

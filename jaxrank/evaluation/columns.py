@@ -109,7 +109,7 @@ def _columns(store: Store, split: Split) -> list[str]:
 
 def _features(schema: Schema) -> list[str]:
     names = [f.name for f in schema.dense] + [f.name for f in schema.categorical]
-    return [*names, *(f.name for f in schema.ragged)]
+    return list(dict.fromkeys([*names, *(f.name for f in schema.ragged)]))
 
 
 def _kept(split: Split) -> list[str]:
@@ -141,7 +141,8 @@ def _reader(
                 [_numbers(p, flag, inner) for p in parts]
             )
         reader = _feature_reader(store, inner, buckets, name)
-        if reader is not None and not any(f.name == inner for f in store.schema.categorical):
+        has_numbers = inner not in {f.name for f in store.schema.categorical}
+        if reader is not None and (has_numbers or inner in {f.name for f in store.schema.dense}):
             return reader
     has_times = times in kept
     raise _no_column(kept, store.schema, name, flag, bool(split.days) or has_times, has_times)

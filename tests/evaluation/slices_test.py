@@ -283,6 +283,7 @@ def _prepared(raw, folder):
             dict(columns="clock", encoding="integer", rows=24),
             dict(columns="device", encoding="vocabulary"),
             dict(columns="pair", encoding="vocabulary", length=2, min_count=2),
+            dict(columns="price", encoding="bucket", buckets=3),  # also a dense feature
         ],
         ragged=[dict(columns="tags", encoding="vocabulary", separator=" ")],
         time="time",
