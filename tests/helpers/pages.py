@@ -145,13 +145,13 @@ def _run_commands(text, flags):
 
 
 def _statements(text):
-    """Yields the commands of a block. A text in quotes may have several lines."""
+    """Yields the commands of a block, also joined by `&&`. Text in quotes may have several lines."""
     lines = ""
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in text.replace("\\\n", " ").replace("&&\n", "&& ").splitlines():
         lines += f"{line}\n"
         with contextlib.suppress(ValueError):  # no closing quotation
             shlex.split(lines, comments=True)
-            yield lines
+            yield from lines.split(" && ")  # the first that fails ends the test
             lines = ""
     assert not lines, lines
 
