@@ -145,7 +145,7 @@ def _run_commands(text, flags):
 
 
 def _statements(text):
-    """Yields the commands of a block, also joined by `&&`. Text in quotes may have several lines."""
+    """Yields the commands of a block, also those joined by `&&`. Quotes may span lines."""
     lines = ""
     for line in text.replace("\\\n", " ").replace("&&\n", "&& ").splitlines():
         lines += f"{line}\n"

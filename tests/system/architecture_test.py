@@ -36,7 +36,7 @@ FLOORS = (
     "cli",
 )
 DATA_FLOORS = (
-    "file_names",
+    "file_names guard",
     "spec examples ragged chunk files file_kinds pipes lock keyed_hash",
     "statistics rejects",
     "encode",

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import multiprocessing
 import re
 import weakref
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import grain
 import numpy as np
 
 from jaxrank import signals
+from jaxrank.data import guard
 from jaxrank.data.batches.buffers import BufferPool, batch_bytes, batch_views, map_arrays
 from jaxrank.data.batches.shared_memory import SharedRing
 from jaxrank.data.batches.streams import TrainSource
-from jaxrank.errors import InputError, RunError
+from jaxrank.errors import RunError
 from jaxrank.features import Batch
 
 # One execution runs, one is on the devices and waits, and one is being transferred.
@@ -96,7 +96,7 @@ class WorkerExecutions:
     """
 
     def __init__(self, source: TrainSource, ahead: int, shapes: Batch, memory: BufferPool):
-        _check_guarded()
+        guard.check("data.num_workers")
         self._source, self._shapes, self._memory = source, shapes, memory
         pieces = ahead + 1 + _LENT
         self._slots = SharedRing(pieces, batch_bytes(shapes), (source, shapes))
@@ -159,21 +159,6 @@ class WorkerExecutions:
     def close(self) -> None:
         """Ends the workers."""
         self._end()
-
-
-def _check_guarded() -> None:
-    """Raises if a process that is still being started would start processes.
-
-    It imports its program again, and that would start them again.
-
-    Raises:
-        InputError: says what the program lacks.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise InputError(
-            "data.num_workers: a program that reads with workers must start under `if __name__ =="
-            " '__main__':`, because every worker imports it: found no such guard."
-        )
 
 
 def _leave_signals(_worker: int, _count: int) -> None:

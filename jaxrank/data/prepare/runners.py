@@ -6,9 +6,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import Event
 from typing import Any, Protocol
 
 from jaxrank import signals
+from jaxrank.data import guard
 from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.errors import InputError, RunError
@@ -57,26 +59,33 @@ class Local:
             for unit in units:
                 function(settings, unit, *arguments)
             return
+        guard.check("workers of prepare")
         # Not forked, because JAX may have started threads.
         context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_work) as pool:
+        started = context.Event()
+        with concurrent.futures.ProcessPoolExecutor(
+            workers, context, _begin_work, (started,)
+        ) as pool:
             try:
                 with signals.held_back():
                     futures = [pool.submit(function, settings, unit, *arguments) for unit in units]
                 for future in futures:
                     future.result()
             except BrokenProcessPool as error:
-                raise RunError(
-                    f"one of {workers} worker processes of prepare was killed, probably because"
-                    " memory ran out. Use fewer --workers."
-                ) from error
+                why = (
+                    "was killed, probably because memory ran out. Use fewer --workers."
+                    if started.is_set()
+                    else f"could not start, see its error above: {guard.REMEDY}."
+                )
+                raise RunError(f"one of {workers} worker processes of prepare {why}") from error
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
 
-def _begin_work() -> None:
+def _begin_work(started: Event) -> None:
     """Initialises a worker: signals end it silently."""
+    started.set()
     signals.release(ignore=False)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -271,6 +272,23 @@ def test_a_worker_that_is_killed_is_reported(tmp_path, small_units, monkeypatch)
     monkeypatch.setattr(fit_unit, "fit", _killed)
     with pytest.raises(RunError, match=r"one of 2 worker processes .* was killed"):
         run(tmp_path / "store", train, runner=Local(2))
+
+
+def test_a_program_without_a_guard_is_reported(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from types import SimpleNamespace\n"
+        "from jaxrank.data.prepare.runners import Local\n"
+        "Local(2).run(print, None, [SimpleNamespace(bytes=2**30)] * 2)\n"
+    )
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    guard = "a program that starts processes must do so under `if __name__ == '__main__':`"
+    assert f"\njaxrank.errors.InputError: workers of prepare: {guard}, because" in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.endswith(
+        f"worker processes of prepare could not start, see its error above: {guard}."
+    )
 
 
 def _killed(*_):
