@@ -9,16 +9,14 @@ from typing import NamedTuple
 
 from jaxrank import shipped
 from jaxrank.errors import InputError
-from jaxrank.validate import check_choice
 
 COLUMNS = ("device", "unit", "usd_per_hour", "date", "source")
-UNITS = ("chip", "core")
 
 
 class Price(NamedTuple):
     """The price of one unit of a device.
 
-    unit: one of UNITS. A TPU v2 or v3 has two devices of JAX per chip.
+    unit: "core" of a CPU, "chip" of others. A TPU v2 or v3 has two devices of JAX per chip.
     usd_per_hour: None: not known.
     date: day on which the price was valid, such as "2026-11-28".
     row: number of its row in the file, from 1 for the header.
@@ -46,7 +44,8 @@ class Prices:
 
     def _rows(self) -> list[tuple[str, Price]]:
         try:
-            with self.path.open(newline="", encoding="utf-8") as file:
+            # Spreadsheets write a mark at the beginning, which utf-8-sig skips.
+            with self.path.open(newline="", encoding="utf-8-sig") as file:
                 lines = list(csv.reader(file))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise InputError(
@@ -60,12 +59,12 @@ class Prices:
             )
         rows = [(i, line) for i, line in enumerate(lines[1:], 2) if line]
         prices = [self._row(i, line) for i, line in rows]
-        names = [name for name, _ in prices]
+        first: dict[str, Price] = {}
         for name, price in prices:
-            if names.count(name) > 1:
+            if first.setdefault(name, price) is not price:
                 raise InputError(
                     f"{self.path}, row {price.row}, column device: must be a device that no other"
-                    f" row has: found {name!r}."
+                    f" row has: found {name!r}, as in row {first[name].row}."
                 )
         return prices
 
@@ -74,7 +73,13 @@ class Prices:
         if len(cells) != len(COLUMNS):
             raise InputError(f"{where}: must have {len(COLUMNS)} cells: found {len(cells)}.")
         device, unit, text, date, _ = (cell.strip() for cell in cells)
-        check_choice(f"{where}, column unit", unit, UNITS)
+        if not device:
+            raise InputError(f"{where}, column device: must be the name of a device: found none.")
+        expected = "core" if device == "cpu" else "chip"
+        if unit != expected:
+            raise InputError(
+                f"{where}, column unit: must be {expected!r} for {device}: found {unit!r}."
+            )
         if not text:
             return device, Price(unit, None, date, number)
         try:

@@ -18,6 +18,7 @@ from jaxrank.studies.batch_size_cases import (
     Case,
     Options,
     Specs,
+    check_batches,
     scaling_rule,
     synchronous_cases,
 )
@@ -40,6 +41,7 @@ _BEST_LABEL = "best of the values tried"
 
 def runs(context: Context) -> Runs:
     options = context.options
+    check_batches(context)
     common = tuning.final_evaluation(context.fields["steps_per_execution"])
     chosen = yield from tuning.resolve(common)
     specs, rule = Specs(context, chosen), scaling_rule(context.fields)

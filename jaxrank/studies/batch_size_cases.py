@@ -17,7 +17,11 @@ _SIDES = ("dense", "tables")
 @dataclasses.dataclass(frozen=True)
 class Options:
     batch_sizes: tuple[int, ...] = field(
-        (1024, 4096, 16384, 65536, 131072), help="batch sizes", unit="examples", at_least=1
+        (1024, 4096, 16384, 65536, 131072),
+        help="batch sizes",
+        unit="examples",
+        at_least=1,
+        non_empty=True,
     )
     base: int = field(
         4096, help="batch size at which learning rates are tuned", unit="examples", at_least=1
@@ -80,13 +84,6 @@ class Specs:
 
     def __init__(self, context: Context, chosen: Mapping[str, Any]):
         self._options, self._fields = context.options, context.fields
-        shards = self._fields["data.shards"]
-        for batch in (*self._options.batch_sizes, self._options.base):
-            if batch % shards:
-                raise InputError(
-                    f"--batch-sizes, --base: must be multiples of data.shards={shards}: found"
-                    f" {batch}."
-                )
         self.tuned = set_base_rates(chosen["fields"], self._options.base)
         largest = max(*self._options.batch_sizes, self._options.base)
         available = self._options.examples or chosen["num_steps"] * chosen["fields"]["batch_size"]
@@ -146,6 +143,16 @@ class Specs:
         while steps % 2 == 0 and steps * batch > most:
             steps //= 2
         return steps
+
+
+def check_batches(context: Context) -> None:
+    """Raises InputError unless the streams of the data divide each batch."""
+    shards = context.fields["data.shards"]
+    for batch in (*context.options.batch_sizes, context.options.base):
+        if batch % shards:
+            raise InputError(
+                f"--batch-sizes, --base: must be multiples of data.shards={shards}: found {batch}."
+            )
 
 
 def set_base_rates(fields: Mapping[str, Any], base: int) -> dict[str, Any]:

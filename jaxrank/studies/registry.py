@@ -186,12 +186,14 @@ def run(
         The content of NAME.json. With "error", the error of a study some of whose runs failed.
 
     Raises:
-        InputError: there are several jobs, and devices that only one process can open.
+        InputError: the options are invalid, or there are several jobs, and devices that only one
+            process can open.
         InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
     """
     outcomes.check_directory(workdir, study.name)
     directories = Directories(config, workdir, command)
     context = Context(config, options, report, command_overrides(command), config_name(command))
+    next(study.runs(context))  # invalid options are errors before anything is written
     failed: dict[str, RunResult] = {}
     try:
         with executor.opened(

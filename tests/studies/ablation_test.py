@@ -81,7 +81,7 @@ def test_a_stopped_study_has_the_groups_that_have_finished():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (["user=u*"], r"--group: 'u\*' must match a feature of the data"),
+        (["user=u*"], r"'u\*' must match a feature of the data: found none among c0, c1, f0"),
         (["all=f*,c*,l*"], r"leave a feature to train on: found all, which is all 7 features"),
         (["a=f0", "a=f1"], r"a name of its own: found 'a' again"),
         (["=f0"], r"NAME=PATTERN,PATTERN or a pattern of features: found '=f0'"),

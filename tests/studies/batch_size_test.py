@@ -73,7 +73,7 @@ def test_a_batch_that_the_shards_do_not_divide_is_rejected():
     options = batch_size.Options(batch_sizes=(128,), base=77)
     context = Context(tiny.config(), options, lambda text: None)
     with pytest.raises(InputError, match=r"multiples of data.shards=8: found 77"):
-        drive(batch_size.runs(context), answer)
+        next(batch_size.runs(context))  # before any run
 
 
 def test_a_stopped_study_has_a_table_of_the_runs_that_have_finished():
@@ -118,6 +118,7 @@ def test_rates_of_the_config_are_those_at_the_base_batch():
             r"rules: must be one of .*'linaer'\. Did you mean 'linear'",
         ),
         ({"rules": ("sqrt+sqrt+none",)}, r"rules: must be RULE or DENSE\+TABLES"),
+        ({"batch_sizes": ()}, r"batch_sizes: must be a list with an entry: found \(\)"),
         ({"batch_sizes": (128, 20_000)}, r"found 20,000, and runs of 12,800 examples"),
     ],
 )

@@ -302,6 +302,24 @@ def test_an_option_named_like_a_flag_of_every_study_is_an_error(monkeypatch):
         cli.run(["study", "fakes", f"--config={TINY}"])
 
 
+def test_options_that_a_study_rejects_leave_no_files(tmp_path):
+    def runs(context):
+        if context.options.runs == 3:
+            raise InputError("--runs: must not be 3")
+        yield []
+
+    with pytest.raises(InputError, match="must not be 3"):
+        registry.run(
+            Study("picky", "", Options, runs),
+            tiny.config(),
+            tmp_path / "study",
+            Options(3),
+            command=[],
+            worker=WORKER,
+        )
+    assert not (tmp_path / "study").exists()
+
+
 def test_an_invalid_config_fails_its_run_only(tmp_path):
     directories = Directories(tiny.config(), tmp_path, [])
     with opened(directories, tmp_path, jobs=1, report=lambda text: None, worker=WORKER) as executor:

@@ -250,12 +250,16 @@ def test_cost_measures_on_fewer_rows_and_smaller_batches_than_it_estimates(tmp_p
         (dict(text=",".join(COLUMNS)), "must have a row for the device 'v3': it has none"),
         (dict(text="device,price\n"), "row 1: must have the columns device, unit"),
         (dict(cpu=("core", "cheap")), "row 2, column usd_per_hour.*found 'cheap'"),
-        (dict(a100=("box", 1)), "row 4, column unit.*found 'box'"),
+        (dict(a100=("box", 1)), "row 4, column unit: must be 'chip' for a100: found 'box'"),
+        (dict(cpu=("chip", 1)), "row 2, column unit: must be 'core' for cpu: found 'chip'"),
+        (dict(v3=("chip", -2)), "row 3, column usd_per_hour: must be a number above 0.*'-2'"),
+        (dict(v3=("chip", "nan")), "row 3, column usd_per_hour: must be a number above 0.*'nan'"),
+        ({"": ("chip", 1)}, "row 5, column device: must be the name of a device: found none"),
         (dict(text=",".join(COLUMNS) + "\nv3,chip,2,soon,x\n"), "row 2, column date.*'soon'"),
         (dict(text=",".join(COLUMNS) + "\nv3,chip,2\n"), "row 2: must have 5 cells: found 3"),
         (
             dict(text=",".join(COLUMNS) + "\n" + 2 * "v3,chip,2,2026-01-01,x\n"),
-            "no other row has: found 'v3'",
+            "row 3, column device: .* that no other row has: found 'v3', as in row 2",
         ),
     ],
 )

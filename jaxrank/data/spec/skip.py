@@ -11,6 +11,7 @@ from jaxrank.features import INDICATOR, Categorical, Dense, Ragged, Schema, colu
 from jaxrank.validate import nearest
 
 Feature = TypeVar("Feature", Dense, Categorical, Ragged)
+_MAX_NAMES = 20  # of features in an error
 
 
 def drop_features(schema: Schema, skip: Sequence[str]) -> Schema:
@@ -59,9 +60,9 @@ def matches(field: str, pattern: str, known: Collection[str]) -> set[str]:
     """
     matching = {pattern} & set(known) or set(fnmatch.filter(known, pattern))
     if not matching:
-        raise InputError(
-            f"{field}: {pattern!r} must match a feature of the data{nearest(pattern, known, 3)}."
-        )
+        shown = ", ".join(sorted(known)[:_MAX_NAMES]) + ", ..." * (len(known) > _MAX_NAMES)
+        near = nearest(pattern, known, 3) or f": found none among {shown}"
+        raise InputError(f"{field}: {pattern!r} must match a feature of the data{near}.")
     return matching
 
 
