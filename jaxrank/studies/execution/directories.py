@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import jaxrank
-from jaxrank import config_files, json_files, renames
+from jaxrank import config_files, json_files, opening, renames
 from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
 from jaxrank.studies.execution.kinds import (
@@ -144,9 +144,9 @@ class Directories:
         is_generated = fields.get("source.kind") == "synthetic"
         if spec.kind in WITHOUT_DATA or (spec.kind in GENERATES_SAMPLE and is_generated):
             return ""
-        names_data = fields["data.store"] or fields["data.direct"]
+        located = opening.locate(config_files.from_plain(config), self._workdir)
         is_equal = _stored(fields) == _stored(config_files.flatten(self._base))
-        return "" if names_data or not is_equal else str(self._workdir / "data")
+        return located.path if located.is_own and is_equal else ""
 
     def _command_line(self, spec: RunSpec, store: str) -> str:
         """Returns a command that does the same as a run.
