@@ -93,7 +93,10 @@ def runs(context: Context) -> Runs:
         for group in order
     ]
     return Outcome(
-        Table(_COLUMNS, rows), _panels(order, effects, names), _conclusion(order, effects, names[0])
+        Table(_COLUMNS, rows),
+        _panels(order, effects, names),
+        _conclusion(order, effects, names[0]),
+        _notes(order, effects, names[0]),
     )
 
 
@@ -210,21 +213,31 @@ def _conclusion(
     if not order:
         return ["No run without a group has finished."]
 
-    def text(group: str) -> str:
-        return f"Leaving out {group} changes {name} by {effects[group][name].text()}"
+    def change(group: str) -> str:
+        return effects[group][name].text()
 
+    first, last = order[0], order[-1]
+    text = f"Leaving out {first} changes {name} by {change(first)}"
+    if last != first:
+        text += f", the most of {len(order)} groups, and leaving out {last} by {change(last)}"
+    return [
+        f"{text}.",
+        "This does not add up over groups: similar features cost little one by one and may cost"
+        " much together, so leave them out as a group before you delete several.",
+    ]
+
+
+def _notes(
+    order: Sequence[str],
+    effects: Mapping[str, Mapping[str, run_intervals.Interval]],
+    name: str,
+) -> list[str]:
     intervals_of = [effects[group][name] for group in order]
     unclear = sum(not (i.low > 0 or i.high < 0) for i in intervals_of)
-    count = f"{unclear} of {len(order)} intervals contain 0"
-    first = f"{text(order[0])}; {count}."
-    if len(order) > 1:
-        effect = f"the largest effect of {len(order)} groups"
-        first = f"{text(order[0])}, {effect}; {count}. {text(order[-1])}."
     return [
-        first,
+        f"{unclear} of {len(order)} intervals of {name} contain 0.",
         f"An interval of {run_intervals.CONFIDENCE:.0%} is for one group alone: of many groups"
-        " without effect, some intervals exclude 0 by chance. Similar features cost little one by"
-        " one and may cost much together, so leave them out as a group before you delete several.",
+        " without effect, some intervals exclude 0 by chance.",
     ]
 
 

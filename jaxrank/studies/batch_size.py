@@ -80,6 +80,7 @@ def runs(context: Context) -> Runs:
         table,
         _panels(results, names, rule, options.base),
         _conclusion(results, base, names[0], rule, options),
+        _notes(results, base, rule, options),
         override_flags(specs.overrides(_best(results, max(options.batch_sizes)))),
     )
 
@@ -226,23 +227,42 @@ def _conclusion(
     def text(case: Case) -> str:
         return _relative(results[case], base).text("+.3f", "%")
 
-    best = _best(results, largest)
-    sentence = (
-        f"At batch size {largest:,}, {name} with the config's rule {rule} changes by"
-        f" {text(Case(largest, rule))} against {options.base:,} after equal examples, and by"
-        f" {text(best)} with the best of the values tried: {best.rule}, warm-up {best.warmup:g},"
-        f" ema_decay {best.average:g}."
-    )
-    if best.average:
-        single = _best(results, largest, with_averages=False)
-        sentence += (
-            f" The best without averaged weights, which need a second copy of the tables, is"
-            f" {single.rule}, warm-up {single.warmup:g}: {text(single)}."
-        )
+    changes = [
+        f"{text(Case(largest, rule))} with the config's rule {rule}",
+        f"{text(_best(results, largest))} with the best of the values tried",
+    ]
     parallel = [case for case in results if case.workers and case.batch == largest]
     if parallel:
-        sentence += f" With {options.workers} asynchronous workers it is {text(parallel[0])}."
-    sentences = [sentence]
+        changes.append(f"{text(parallel[0])} with {options.workers} asynchronous workers")
+    searched = f"searched at {options.base:,} only" if options.tune_rounds else "not searched"
+    return [
+        f"After equal examples, {name} at batch size {largest:,} changes against"
+        f" {options.base:,} by {', by '.join(changes[:-1])} and by {changes[-1]}.",
+        f"This is a result about these examples, with learning rates that were {searched}, and not"
+        " about other data or an asynchronous cluster.",
+    ]
+
+
+def _notes(
+    results: Mapping[Case, list[RunResult]],
+    base: Sequence[RunResult],
+    rule: str,
+    options: Options,
+) -> list[str]:
+    """Returns the best values at the largest batch size, and where the throughput saturates."""
+    largest = max(options.batch_sizes)
+    best = _best(results, largest)
+    notes = [
+        f"The best values at {largest:,} are {best.rule}, warm-up {best.warmup:g}, ema_decay"
+        f" {best.average:g}. They were chosen on one seed, so they are partly the luckiest."
+    ]
+    if best.average:
+        single = _best(results, largest, with_averages=False)
+        notes.append(
+            "The best values without averaged weights, which need a second copy of the tables, are"
+            f" {single.rule}, warm-up {single.warmup:g}:"
+            f" {_relative(results[single], base).text('+.3f', '%')}."
+        )
     speeds = {
         case.batch: speed
         for case in results
@@ -250,12 +270,12 @@ def _conclusion(
     }
     if speeds:
         enough = min(b for b, s in speeds.items() if s >= _SATURATED * max(speeds.values()))
-        sentences.append(
+        notes.append(
             f"Synchronous throughput on this machine reaches {_SATURATED:.0%} of its largest value"
-            f" at batch size {enough:,}; the rate of the asynchronous simulation says nothing about"
+            f" at batch size {enough:,}. The rate of the asynchronous simulation says nothing about"
             " a cluster."
         )
-    return sentences
+    return notes
 
 
 STUDY = Study(

@@ -99,7 +99,8 @@ def runs(context: Context) -> Runs:
     return Outcome(
         Table(_COLUMNS, [*_rate_rows(prices), *_throughput_rows(rows)]),
         _panels(rows),
-        _conclusion(rows, options, prices, present),
+        _conclusion(rows, prices),
+        _notes(rows, options, prices),
     )
 
 
@@ -286,32 +287,45 @@ def _short(machine: _Machine) -> str:
     return "cluster" if machine.how == _EXTRAPOLATED else machine.name.partition(",")[0]
 
 
-def _conclusion(
-    rows: Sequence[_Row], options: Options, prices: Prices, present: Mapping[str, Any]
-) -> list[str]:
-    sentences = []
+def _conclusion(rows: Sequence[_Row], prices: Prices) -> list[str]:
+    if not rows:
+        return ["No run has finished."]
+    best = []
     for model in dict.fromkeys(row.model for row in rows):
         same = sorted((r for r in rows if r.model == model), key=lambda row: -row.per_dollar)
         first, last = same[0], same[-1]
+        text = (
+            f"most examples of {model} on {first.machine.name} ({first.machine.how}),"
+            f" {first.per_dollar / 1e6:,.1f} million"
+        )
         if len(same) > 1:
-            sentences.append(
-                f"{model}: {first.machine.name} ({first.machine.how}) trains"
-                f" {first.per_dollar / 1e6:,.1f} million examples per $,"
-                f" {first.per_dollar / last.per_dollar:.1f} times as many as {last.machine.name}"
-                f" ({last.machine.how})."
+            text += (
+                f" and {first.per_dollar / last.per_dollar:.1f} times as many as on"
+                f" {last.machine.name} ({last.machine.how})"
             )
-    sentences.append(
-        f"Prices are of {prices.dates()} in {prices.path}; check them before you compare."
-        " Estimates assume published rates and leave out the input. The direction of their error is"
-        " unknown, most of all for GPUs, which are estimated from the program for a TPU."
-    )
-    if present["platform"] == "cpu":
-        sentences.append(
+        best.append(text)
+    return [
+        f"A dollar trains {', and '.join(best)}.",
+        "Only measured rows were run, so ratios to the others are no result about machines, and"
+        f" the prices are of {prices.dates()}.",
+    ]
+
+
+def _notes(rows: Sequence[_Row], options: Options, prices: Prices) -> list[str]:
+    ways = {row.machine.how for row in rows}
+    notes = [f"The prices are in {prices.path}. Check them before you compare."]
+    if _ESTIMATED in ways:
+        notes.append(
+            "Estimates assume published rates and leave out the input. The direction of their error"
+            " is unknown, most of all for GPUs, which are estimated from the program for a TPU."
+        )
+    if _EXTRAPOLATED in ways:
+        notes.append(
             f"The cluster of {options.workers} workers and {options.servers} servers is an"
             " extrapolation: every worker is assumed as fast as this host alone, with free network"
             " and parameter servers that never limit."
         )
-    return sentences
+    return notes
 
 
 STUDY = Study(

@@ -202,18 +202,19 @@ def _outcome(
         )
         for row in rows
     ]
-    kept = []
+    gains = (
+        f"the input alone {_gain(naive.input_rate, [row.input_rate for row in rows])}, and training"
+        f" with it {_gain(naive.training_rate, [training_rate])}"
+    )
+    gained = f"Over one thread and no prefetching, {gains}."
     if naive.training_rate and all(chosen[name] == value for name, value in _NAIVE.items()):
-        kept = ["No faster input trains faster here, so one thread without prefetching is best."]
-    sentences = [
-        *_gain("The input alone", naive.input_rate, [row.input_rate for row in rows]),
-        *_gain("Training with it", naive.training_rate, [training_rate]),
-        *kept,
-        "Files were read from the memory of this machine: on a slower disk or network, smaller"
-        " files gain.",
-    ]
+        gained = (
+            f"One thread without prefetching is best, because no faster input trains faster here:"
+            f" {gains}."
+        )
+    notes = ["On a slower disk or network, smaller files gain."]
     if block != _BLOCK:
-        sentences.append(
+        notes.append(
             f"Blocks of {block:,} examples were the fastest; `prepare` writes blocks of {_BLOCK:,}"
             " and has no field for it."
         )
@@ -222,19 +223,21 @@ def _outcome(
     return Outcome(
         Table(_COLUMNS, table),
         [_panel(name, rows) for name in ("compression", "block size", "workers", "prefetch")],
-        sentences,
+        [
+            gained,
+            "Files were read from the memory of this machine, so this is no result about a disk or"
+            " a network.",
+        ],
+        notes,
         [f"--config.data.compression={compression}", *flags],
     )
 
 
-def _gain(quantity: str, naive: float | None, rates: Sequence[float | None]) -> list[str]:
+def _gain(naive: float | None, rates: Sequence[float | None]) -> str:
     best = max((rate for rate in rates if rate), default=0.0)
     if not naive:
-        return [f"{quantity} with naive settings could not be measured."]
-    return [
-        f"{quantity} is {best / naive:.2f} times as fast as with one thread and no prefetching"
-        f" ({best:,.0f} against {naive:,.0f} examples/s)."
-    ]
+        return "could not be measured"
+    return f"gains {best / naive:.2f} times ({best:,.0f} against {naive:,.0f} examples/s)"
 
 
 def _panel(setting: str, rows: Sequence[_Row]) -> Panel:

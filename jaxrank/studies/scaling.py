@@ -88,6 +88,7 @@ def runs(context: Context) -> Runs:
         Table(_COLUMNS, [row for line in _families(lines) for row in _rows(line)]),
         [*(_speedups(lines, growth) for growth in GROWTH), _parts(lines)],
         _conclusion(lines, present),
+        _notes(lines, present),
     )
 
 
@@ -267,28 +268,40 @@ def _parts(lines: Sequence[_Line]) -> Panel:
 
 
 def _conclusion(lines: Sequence[_Line], present: Mapping[str, Any]) -> list[str]:
-    sentences = []
-    for family in _families(lines):
-        first, last = family[0], family[-1]
-        if last.devices == first.devices or first.growth != "weak":
-            continue
-        ratio = last.devices / first.devices
-        sentences.append(
-            f"With a batch that grows, {last.devices} devices are {_speedup(last, first):.2f} times"
-            f" as fast as {first.devices}, of {ratio:g} times as many ({_label(first.family)})."
-        )
+    speedups = [
+        f"{_speedup(last, first):.2f} times with {last.devices / first.devices:g} times the devices"
+        f" ({_label(first.family)})"
+        for first, *_, last in (f for f in _families(lines) if len(f) > 1 and f[0].growth == "weak")
+    ]
+    limits = []
+    if any(line.how == ESTIMATED for line in lines):
+        limits.append("estimates come from compiled programs and published rates, not from runs")
     if present["platform"] == "cpu":
-        sentences.append(
-            f"Devices here are threads of one processor with {present['cores']} cores, which"
-            " they share, so this measures the overhead of several devices and no speed-up of"
-            " hardware."
+        limits.append(
+            "devices of this processor share its cores, so they show the overhead of several"
+            " devices and no speed-up of hardware"
         )
-    most, published = PUBLISHED
-    sentences.append(
-        "Estimates come from compiled programs and published rates, and were not measured; Snap"
-        f" measured {published} times the throughput with {most} times the cores of a TPU v3."
-    )
+    sentences = []
+    if speedups:
+        grown = " and ".join(filter(None, (", ".join(speedups[:-1]), speedups[-1])))
+        sentences.append(f"With a batch that grows, the throughput is {grown}.")
+    if limits:
+        text = ", and ".join(limits)
+        sentences.append(f"{text[0].upper()}{text[1:]}.")
     return sentences
+
+
+def _notes(lines: Sequence[_Line], present: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if present["platform"] == "cpu":
+        notes.append(f"This processor has {present['cores']} cores.")
+    if any(line.how == ESTIMATED for line in lines):
+        notes.append("Estimates leave out the input.")
+    most, published = PUBLISHED
+    notes.append(
+        f"Snap measured {published} times the throughput with {most} times the cores of a TPU v3."
+    )
+    return notes
 
 
 STUDY = Study(

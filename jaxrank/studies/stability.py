@@ -134,7 +134,7 @@ def runs(context: Context) -> Runs:
     return Outcome(
         _table(by_group, names, points),
         _panels(by_group, names),
-        _conclusion(by_group, names),
+        *_texts(by_group, names),
     )
 
 
@@ -224,7 +224,10 @@ def _staleness_panel(by_group: Mapping[Group, list[RunResult]]) -> list[Panel]:
     return [Panel("staleness", "pushes between pull and push", "fraction of pushes", series)]
 
 
-def _conclusion(by_group: Mapping[Group, list[RunResult]], names: Sequence[str]) -> list[str]:
+def _texts(
+    by_group: Mapping[Group, list[RunResult]], names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Returns the conclusion and the notes."""
     name = names[0]
 
     def text(group: Group) -> str:
@@ -240,21 +243,31 @@ def _conclusion(by_group: Mapping[Group, list[RunResult]], names: Sequence[str])
             f"; with {most} asynchronous workers it is {text(Group(most, 'schedule'))} between"
             f" schedules alone and {text(Group(most, 'both'))} between seeds and schedules"
         )
-    same = set(_values(by_group[Group(SYNCHRONOUS, "nothing")], name))
-    single = set(_values(by_group.get(Group(1, "schedule"), []), name))
-    second = f"Identical synchronous runs are {_equal(len(same) == 1)} to each other"
-    if single:
-        second += f", and one asynchronous worker is {_equal(single == same)} to them"
-    return [
-        f"{first}.",
-        f"{second}: this is determinism of the program and no property of synchronous training"
-        " elsewhere. The simulation has neither delays beyond its schedule nor lost workers, torn"
-        " reads or owners of shards, so it does not reproduce another system.",
-    ]
-
-
-def _equal(holds: bool) -> str:
-    return "equal" if holds else "not equal"
+    identical = _values(by_group[Group(SYNCHRONOUS, "nothing")], name)
+    limits, notes = [], []
+    if len(identical) > 1 and len(set(identical)) == 1:
+        limits.append(
+            "identical synchronous runs are equal, which is determinism of the program and no"
+            " property of synchronous training elsewhere"
+        )
+    elif len(identical) > 1:
+        limits.append(
+            "identical synchronous runs are not equal on this device, so its rounding is part of"
+            " each deviation"
+        )
+    if most:
+        limits.append("the simulation of asynchronous training does not reproduce another system")
+        notes.append(
+            "The simulation has neither delays beyond its schedule nor lost workers, torn reads or"
+            " owners of shards."
+        )
+    single = _values(by_group.get(Group(1, "schedule"), []), name)
+    if single and identical:
+        equal = "equal" if set(single) == set(identical) else "not equal"
+        notes.append(f"One asynchronous worker is {equal} to the synchronous runs of its seed.")
+    second = ", and ".join(limits)
+    conclusion = [first, f"{second[0].upper()}{second[1:]}"] if second else [first]
+    return [f"{sentence}." for sentence in conclusion], notes
 
 
 STUDY = Study(

@@ -140,13 +140,15 @@ class Outcome:
     """The result of a study.
 
     panels: the picture; empty: none.
-    conclusion: a few sentences of what the result means and what it does not.
+    conclusion: one or two sentences of what the result means and what it does not.
+    notes: further facts: assumptions, limits and other findings.
     best_overrides: flags that set the best values, such as "--config.batch_size=4096".
     """
 
     table: Table
     panels: Sequence[Panel] = ()
     conclusion: Sequence[str] = ()
+    notes: Sequence[str] = ()
     best_overrides: Sequence[str] = ()
 
 

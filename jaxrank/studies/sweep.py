@@ -111,6 +111,7 @@ def runs(context: Context) -> Runs:
         _table(rounds, metrics, ranges, specs),
         _panels(rounds, metrics[0], ranges, specs),
         _conclusion(rounds, metrics[0], specs),
+        ["A point that needs more examples to win may have been dropped after a short run."],
         config_files.override_flags(points.get(best, {})),
     )
 
@@ -277,18 +278,17 @@ def _conclusion(rounds: Sequence[Round], metric: str, specs: _Specs) -> list[str
     last = rounds[-1]
     best, count = last.order()[0], len(last.results) - 1
     if best == CONFIG:
-        first = f"No finalist of {count} has a lower mean {metric} than the config"
+        first = f"None of {count} finalists has a lower mean {metric} than the config"
     else:
         change = _change(last, best)
-        first = f"{best} has the lowest mean {metric} of {count} finalists"
+        first = f"Of {count} finalists, {best} has the lowest mean {metric}"
         if not math.isnan(change.value):
             first += f", {change.text()} against the config"
-    first += f"; the search drew {len(specs.points)} points."
+    first += f", and the search drew {len(specs.points)} points."
     return [
         first,
         "The best of several points is partly the best by chance on this validation split, so check"
-        " it on other data. A point that needs more examples to win may have been dropped after a"
-        " short run.",
+        " it on other data.",
     ]
 
 

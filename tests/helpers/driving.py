@@ -1,8 +1,20 @@
 """Drives studies with made-up results."""
 
+import re
+
 from jaxrank.config_files import to_plain
 from jaxrank.errors import InputError
-from jaxrank.studies.study import RunResult
+from jaxrank.studies.study import Outcome, RunResult
+
+
+def check_texts(conclusion, notes):
+    """A conclusion has one or two sentences, each an entry, and everything else is a note."""
+    assert 1 <= len(conclusion) <= 2
+    for sentence in conclusion:
+        assert re.fullmatch(r"[A-Z].+\.", sentence)
+        assert not re.search(r"[.?!] [A-Z]", sentence), sentence
+        assert len(sentence.split()) <= 60, sentence
+    assert all(re.fullmatch(r"[A-Z0-9].+\.", note) for note in notes)
 
 
 def drive(runs, answer):
@@ -12,6 +24,8 @@ def drive(runs, answer):
         try:
             batch = next(runs) if results is None else runs.send(results)
         except StopIteration as stop:
+            if isinstance(stop.value, Outcome):
+                check_texts(stop.value.conclusion, stop.value.notes)
             return stop.value, batches
         batches.append(batch)
         results = [answer(spec) for spec in batch]

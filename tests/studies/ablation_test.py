@@ -58,7 +58,9 @@ def test_groups_are_compared_with_the_full_model_seed_by_seed():
     assert rows[5]["difference"] == pytest.approx(-0.0101)
     assert (failed["runs"], failed["full"]) == (2, pytest.approx(0.5))  # of seeds 0 and 2
     assert "Leaving out ids changes click/logloss by +0.01 (" in outcome.conclusion[0]
-    assert "Leaving out l1 changes click/logloss by -0.001" in outcome.conclusion[0]
+    assert "the most of 5 groups, and leaving out l1 by -0.001" in outcome.conclusion[0]
+    assert "leave them out as a group" in outcome.conclusion[1]
+    assert outcome.notes[0] == "3 of 5 intervals of click/logloss contain 0."
     assert [panel.y_label for panel in outcome.panels] == [
         "change of click/logloss",
         "change of click/auc",

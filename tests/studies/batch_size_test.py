@@ -59,12 +59,16 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     assert row["click/logloss"] == pytest.approx(0.401 * 1.006)
     assert rows["synchronous", 1024, 12, "none", 0, 0][6] == 1
     first, second = outcome.conclusion
-    assert f"click/logloss with the config's rule {rule} changes by +0.600% (" in first
-    assert "best of the values tried: sqrt, warm-up 0.1, ema_decay 0.99" in first
-    assert "The best without averaged weights, which need a second copy of the tables, is" in first
-    assert "sqrt, warm-up 0.1: +0.150% (" in first
-    assert "With 4 asynchronous workers it is +1.5" in first
-    assert "95% of its largest value at batch size 512" in second
+    assert "click/logloss at batch size 1,024 changes against 128 by +0.600% (" in first
+    assert f"with the config's rule {rule}, by +0.075% (" in first
+    assert "and by +1.5" in first
+    assert "with 4 asynchronous workers." in first
+    assert "learning rates that were searched at 128 only" in second
+    best, single, saturation = outcome.notes
+    assert "The best values at 1,024 are sqrt, warm-up 0.1, ema_decay 0.99." in best
+    assert "without averaged weights, which need a second copy of the tables, are" in single
+    assert "sqrt, warm-up 0.1: +0.150% (" in single
+    assert "95% of its largest value at batch size 512" in saturation
     assert "--config.optim.dense.scaling=sqrt" in outcome.best_overrides
     assert "--config.batch_size=1024" in outcome.best_overrides
 

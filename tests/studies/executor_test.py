@@ -49,7 +49,8 @@ def study(log, **changes):
         rows = [(r.spec.name, r.metrics.get("click/auc")) for r in [*first, *results[1:]]]
         points = Series("runs", [row[0] for row in rows], [row[1] or 0 for row in rows])
         panel = Panel("AUC", "run", "AUC", [points])
-        return Outcome(Table(("run", "AUC"), rows), [panel], ["It runs."], ["--config.seed=1"])
+        texts = ["It runs."], ["Slowly."]
+        return Outcome(Table(("run", "AUC"), rows), [panel], *texts, ["--config.seed=1"])
 
     return Study("fakes", "fake runs", Options, runs)
 
@@ -82,7 +83,7 @@ def test_a_study_writes_its_table_picture_and_the_record_of_each_run(tmp_path):
     assert "<svg" in svg.read_text()
     text = "\n".join(lines)
     for part in (
-        "It runs.",
+        "It runs.\n\nNotes:\n- Slowly.\n",
         "Best values: --config.seed=1",
         "run-3: ",
         "(3 of 3 of this round)",

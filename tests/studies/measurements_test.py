@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import tiny
-from driving import rows_when_stopped
+from driving import check_texts, rows_when_stopped
 from ml_collections import ConfigDict
 
 from jaxrank import cli, config_files, json_files
@@ -54,6 +54,7 @@ def driven(study, answer, config=None, overrides=(), **options):
         try:
             batch = runs.send(results)
         except StopIteration as stop:
+            check_texts(stop.value.conclusion, stop.value.notes)
             return stop.value, specs
 
 
@@ -108,8 +109,12 @@ def test_scaling_compares_each_family_with_its_smallest_machine():
     assert "v3, estimated" in labels
     colors = {s.label: s.color for s in outcome.panels[0].series}
     assert colors["measured"] != colors["v3, estimated"] != colors["a100, estimated"]
-    assert any("Estimates" in sentence for sentence in outcome.conclusion)
-    assert any("share" in sentence for sentence in outcome.conclusion)
+    first, second = outcome.conclusion
+    assert "is 1.41 times with 2 times the devices (measured)" in first
+    assert "5.28 times with 16 times the devices (v3, estimated)" in first
+    assert "Estimates come from compiled programs and published rates, not from runs" in second
+    assert "devices of this processor share its cores" in second
+    assert any("Snap measured 5.25 times" in note for note in outcome.notes)
 
 
 def test_scaling_measures_powers_of_two_up_to_the_cores_of_a_cpu():
@@ -152,7 +157,8 @@ def test_input_keeps_the_best_value_of_each_setting():
     (small,) = rows(outcome, setting="block size", value=1024)
     assert small["bytes per example"] == 20
     assert specs["bench-prefetch-16-0"].overrides["data.num_workers"] == 2
-    assert "Training with it is 2.60 times as fast" in " ".join(outcome.conclusion)
+    assert "training with it gains 2.60 times" in outcome.conclusion[0]
+    assert "from the memory of this machine" in outcome.conclusion[1]
     assert outcome.panels[2].series[0].y == [2000.0, 3000.0, 2020.0]
 
 
@@ -166,10 +172,10 @@ def test_a_faster_input_that_trains_no_faster_is_not_advised():
         "--config.data.num_workers=0",
         "--config.data.prefetch_batches=0",
     ]
-    text = " ".join(outcome.conclusion)
-    assert "The input alone is 3.00 times" in text
-    assert "Training with it is 1.00 times" in text
-    assert "one thread without prefetching is best" in text
+    text = outcome.conclusion[0]
+    assert text.startswith("One thread without prefetching is best")
+    assert "the input alone gains 3.00 times" in text
+    assert "training with it gains 1.00 times" in text
 
 
 def test_data_that_cannot_be_prepared_ends_the_study_of_the_input():
@@ -216,9 +222,14 @@ def test_cost_compares_examples_per_dollar(tmp_path):
     assert slice_["speed"] == pytest.approx(1e6 / 56_000)
     (chip,) = rows(outcome, machine="one chip of a100")
     assert chip["TFLOPS per $/hour"] == pytest.approx(104)
-    text = " ".join(outcome.conclusion)
+    first, second = outcome.conclusion
+    best = "examples of config on a100-4 (estimated), 150.0 million and 4.9 times as many as on 56"
+    assert best in first
+    assert "and most examples of quickstart on a100-4" in first
+    assert "Only measured rows were run" in second
+    text = " ".join(outcome.notes)
     assert "extrapolation: every worker is assumed" in text
-    assert "check them" in text
+    assert "Check them" in text
 
 
 def test_cost_measures_on_fewer_rows_and_smaller_batches_than_it_estimates(tmp_path):

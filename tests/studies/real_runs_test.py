@@ -11,6 +11,7 @@ import time
 import pytest
 import quick_compile
 from checkout import HELPERS, ROOT
+from driving import check_texts
 
 from jaxrank import cli
 from jaxrank.studies.registry import STUDIES
@@ -49,7 +50,7 @@ def executed(name, workdir):
     cli.run(["study", name, CONFIG, f"--workdir={workdir}", *FLAGS[name]])
     outcome = json.loads((workdir / f"{name}.json").read_text())
     assert not outcome["failed"]
-    assert outcome["conclusion"]
+    check_texts(outcome["conclusion"], outcome["notes"])
     for kind in ("csv", "png", "svg"):
         assert (workdir / f"{name}.{kind}").stat().st_size
     table = outcome["table"]
@@ -69,6 +70,7 @@ def test_stability_repeats_identical_runs_and_shares_their_data(tmp_path):
     assert min(row["deviation"] for row in losses[1:]) > 0
     assert losses[2]["mean staleness"] >= 1
     assert "Identical synchronous runs are equal" in outcome["conclusion"][1]
+    assert "reproduce another system" in outcome["conclusion"][1]
     assert (tmp_path / "data").is_dir()  # of all runs
     folders = list((tmp_path / "runs").glob("sync-*"))
     assert folders

@@ -63,8 +63,29 @@ def test_groups_differ_in_one_thing_and_sides_have_rates_of_their_own():
     assert rows["asynchronous", 5, "both"]["mean staleness"] == 4
     both = rows["asynchronous", 5, "both"]
     assert both["low"] < both["deviation"] < both["high"]
-    assert "one asynchronous worker is equal to them: this is determinism" in outcome.conclusion[1]
+    assert "between schedules alone and 0.00014 (" in outcome.conclusion[0]
+    assert "runs are equal, which is determinism of the program" in outcome.conclusion[1]
+    assert "does not reproduce another system" in outcome.conclusion[1]
+    assert "One asynchronous worker is equal to the synchronous runs" in outcome.notes[-1]
     assert [p.title for p in outcome.panels][-1] == "staleness"
+
+
+def test_identical_runs_that_are_not_equal_are_not_called_determinism():
+    def rounded(spec):
+        result = answer(spec)
+        metrics = {
+            name: value + 1e-6 * ("-1" in spec.name) for name, value in result.metrics.items()
+        }
+        return dataclasses.replace(result, metrics=metrics)
+
+    options = stability.Options(runs=2, workers=(), tune_rounds=0)
+    context = Context(tiny.config(), options, lambda text: None)
+    outcome, _ = drive(stability.runs(context), rounded)
+    assert "Identical synchronous runs are not equal on this device" in outcome.conclusion[1]
+    assert "determinism" not in outcome.conclusion[1]
+    assert "simulation" not in " ".join([*outcome.conclusion, *outcome.notes])
+    outcome, _ = drive(stability.runs(context), answer)
+    assert "which is determinism" in outcome.conclusion[1]
 
 
 def test_runs_of_one_execution_have_no_throughput():

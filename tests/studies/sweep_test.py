@@ -70,7 +70,8 @@ def test_points_fall_as_examples_rise_and_finalists_run_with_equal_new_seeds():
     assert best["low"] < best["loss against config"] < best["high"] < 0
     assert f"--config.{RATE}={best[RATE]!r}" in outcome.best_overrides
     assert any(flag.startswith("--config.model.mlp_units=(") for flag in outcome.best_overrides)
-    assert f"{best['point']} has the lowest mean click/logloss of 2" in outcome.conclusion[0]
+    assert f"Of 2 finalists, {best['point']} has the lowest mean" in outcome.conclusion[0]
+    assert "check it on other data" in outcome.conclusion[1]
     assert config["model.mlp_units"] == "(16,)"
     assert list(dict.fromkeys(outcome.panels[1].series[0].x)) == ["64", "128", "256"]
     assert [panel.x_scale for panel in outcome.panels] == ["log", "linear", "linear"]
@@ -106,7 +107,8 @@ def test_points_are_within_their_ranges_distinct_and_first_of_a_larger_search():
 def test_the_config_wins_where_no_point_is_better():
     outcome, _ = driven(range=[f"{RATE}=linear:1e-4..2e-4"], points=2)
     assert (
-        "No finalist of 2 has a lower mean click/logloss than the config" in outcome.conclusion[0]
+        "None of 2 finalists has a lower mean click/logloss than the config"
+        in outcome.conclusion[0]
     )
     assert outcome.best_overrides == []
 

@@ -1,4 +1,4 @@
-"""Writes the outcome of a study: table, picture and conclusion, as files and as text."""
+"""Writes the outcome of a study: table, picture, conclusion and notes, as files and as text."""
 
 import csv
 from collections.abc import Sequence
@@ -48,8 +48,9 @@ def write(workdir: Path, name: str, outcome: Outcome, failed: list[RunResult]) -
 
 
 def describe(outcome: Outcome, failed: list[RunResult]) -> str:
-    """Returns the table, the conclusion and the errors of failed runs as text."""
+    """Returns the table, the conclusion, the notes and the errors of failed runs as text."""
     lines = [table_text(outcome.table), "", *outcome.conclusion]
+    lines += ["", "Notes:", *(f"- {note}" for note in outcome.notes), ""] if outcome.notes else []
     if outcome.best_overrides:
         lines.append(f"Best values: {' '.join(outcome.best_overrides)}")
     lines += [f"{result.spec.name} failed: {result.error}" for result in failed]
