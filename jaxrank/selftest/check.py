@@ -26,6 +26,9 @@ NAMES = (
     "resume",
 )
 
+# Checks of the file system.
+ON_FILES = ("shared directory", "rename", "lock", "space")
+
 
 class Check(NamedTuple):
     """The result of one check.

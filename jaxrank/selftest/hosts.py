@@ -18,7 +18,7 @@ _PACKAGES = ("flax", "optax", "orbax-checkpoint", "grain", "pyarrow", "tensorsto
 
 
 def describe() -> Verdict:
-    """Describes processes, devices and hosts. Fails if hosts differ in cores or memory."""
+    """Describes processes, devices and hosts. Fails if hosts differ in devices or cores."""
     local = jax.local_devices()
     cores = threads.available_cores()
     machine = {

@@ -42,13 +42,21 @@ def verdict(read: float, step: float, both: float, *, on_host: bool) -> Verdict:
         on_host: the cores that make batches are also the devices.
     """
     enough = both >= _BOTH * step or (on_host and read >= _INPUT * step)
+    finding = f"input {read:,.0f} examples/s, step {step:,.0f}, both together {both:,.0f}"
     cores = threads.available_cores()
-    return passes(
-        enough,
-        f"input {read:,.0f} examples/s, step {step:,.0f}, both together {both:,.0f}",
-        f"Give each process more than {cores} cores, put data on a faster disk, or set"
-        " data.num_workers. `jaxrank bench` on your own config names the stage that limits.",
-    )
+    if on_host:
+        advice = (
+            f"Input and step share the {cores} cores of a process, so more processes for the input"
+            " (data.num_workers) take cores from the step. Stop other programs on the host, give"
+            f" each process more than {cores} cores, or put data on a faster disk."
+        )
+    else:
+        advice = (
+            f"Give each process more than {cores} cores, put data on a faster disk, or set"
+            " data.num_workers in your config, which by default uses half of the cores at most."
+        )
+    bench = "`jaxrank bench` on your own config names the stage that limits."
+    return passes(enough, finding, f"{advice} {bench}")
 
 
 def _executions_per_second(meter: StepMeter, batches: Iterator[Any], seconds: float) -> float:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from jaxrank import json_files, signals
 from jaxrank.errors import InputError
 from jaxrank.report import Report
-from jaxrank.selftest.check import FAIL, NAMES, NOT_APPLICABLE, Check
+from jaxrank.selftest.check import FAIL, NAMES, NOT_APPLICABLE, ON_FILES, Check
 from jaxrank.selftest.job import Size
 
 _LOOK = 0.1  # seconds between two looks at the results of a process
@@ -213,20 +213,18 @@ def _error(log: str) -> str:
 def _broken(name: str, ended: _Ended, size: Size) -> Check:
     """Returns the failed check in which a process ended, or did not end."""
     if ended.status is None:
-        return Check(
-            name,
-            FAIL,
-            f"no answer for {size.limit_seconds:.0f} s",
-            "Check that all processes run, that all ports between the hosts are open, and on GPUs"
-            " what NCCL_DEBUG=INFO reports.",
+        advice = (
+            "Check that the file system of the workdir answers on every host."
+            if name in ON_FILES
+            else "Check that all processes run, that nothing else uses the hosts, that all ports"
+            " between them are open, and on GPUs what NCCL_DEBUG=INFO reports."
         )
+        return Check(name, FAIL, f"no answer for {size.limit_seconds:.0f} s", advice)
     ending = f"signal {-ended.status}" if ended.status < 0 else f"status {ended.status}"
-    return Check(
-        name,
-        FAIL,
-        f"the process ended with {ending}: {_error(ended.log)}",
-        "Read the message. The other processes may print more.",
-    )
+    advice = "Read the message. The other processes may print more."
+    if ended.status == -signal.SIGKILL:
+        advice += " If memory ran out, the log of the kernel (dmesg) names the process."
+    return Check(name, FAIL, f"the process ended with {ending}: {_error(ended.log)}", advice)
 
 
 def _resume(supervisor: _Supervisor, folder: Path, index: int, count: int) -> Check:

@@ -208,7 +208,10 @@ def test_exchanges_have_the_right_values_and_a_rate(mesh):
 def test_a_step_that_waits_for_the_input_fails(rates, on_host, status):
     verdict = input_rate.verdict(*rates, on_host=on_host)
     assert verdict.status == status
-    assert ("data.num_workers" in verdict.advice) == (status == FAIL)
+    assert ("set data.num_workers" in verdict.advice) == (status == FAIL and not on_host)
+    assert ("(data.num_workers) take cores from the step" in verdict.advice) == (
+        status == FAIL and on_host
+    )
 
 
 def test_another_version_on_one_host_fails():
@@ -264,6 +267,22 @@ def test_processes_that_hang_or_crash_fail_the_check_that_they_were_in(tmp_path,
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
     with pytest.raises(InputError, match="JAX_PLATFORMS.*found 'nonsense'"):
         supervise.selftest(str(tmp_path), SMALL, report=lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "advice"),
+    [
+        ("lock", None, "the file system of the workdir answers"),
+        ("exchange", None, "all ports between them are open"),
+        ("exchange", -9, "If memory ran out, the log of the kernel"),
+        ("exchange", 1, "Read the message"),
+    ],
+)
+def test_the_advice_fits_the_check_and_how_its_process_ended(name, status, advice):
+    broken = supervise._broken(name, supervise._Ended(status, [], "a: error: too hot"), SMALL)
+    assert broken.status == FAIL
+    assert advice in broken.advice
+    assert ("kernel" in broken.advice) == (status == -9)
 
 
 def test_every_error_of_a_process_is_its_last_line(monkeypatch, capsys):
