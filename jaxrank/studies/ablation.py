@@ -59,6 +59,8 @@ class Options:
 
 def runs(context: Context) -> Runs:
     options, fields = context.options, context.fields
+    for entry in options.group:
+        _split(entry)  # before any run
     common = tuning.final_evaluation(fields["steps_per_execution"])
     if options.steps:
         common |= {"num_steps": options.steps, "num_epochs": 0.0}
@@ -112,15 +114,10 @@ def parse_groups(entries: Sequence[str], features: Sequence[str]) -> dict[str, t
     """
     groups: dict[str, tuple[str, ...]] = {}
     for entry in entries or ("*",):
-        name, equals, patterns = entry.rpartition("=")
-        names = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
-        if not names or (equals and not name.strip()):
-            raise InputError(
-                f"--group: must be NAME=PATTERN,PATTERN or a pattern of features: found {entry!r}."
-            )
-        matched = set().union(*(skip.matches("--group", pattern, features) for pattern in names))
+        name, patterns = _split(entry)
+        matched = set().union(*(skip.matches("--group", pattern, features) for pattern in patterns))
         members = tuple(feature for feature in features if feature in matched)
-        new = {name.strip(): members} if equals else {member: (member,) for member in members}
+        new = {name: members} if name else {member: (member,) for member in members}
         for group, left_out in new.items():
             if groups.setdefault(group, left_out) != left_out or group == FULL:
                 raise InputError(f"--group: must have a name of its own: found {group!r} again.")
@@ -130,6 +127,21 @@ def parse_groups(entries: Sequence[str], features: Sequence[str]) -> dict[str, t
                     f" {len(features)} features of the model: {', '.join(features[:20])}."
                 )
     return groups
+
+
+def _split(entry: str) -> tuple[str, list[str]]:
+    """Returns the name of a group, empty for features one by one, and its patterns.
+
+    Raises:
+        InputError: the entry has another form.
+    """
+    name, equals, text = entry.rpartition("=")
+    patterns = [pattern.strip() for pattern in text.split(",") if pattern.strip()]
+    if not patterns or (equals and not name.strip()):
+        raise InputError(
+            f"--group: must be NAME=PATTERN,PATTERN or a pattern of features: found {entry!r}."
+        )
+    return name.strip(), patterns
 
 
 def _skipped(skipped: Sequence[str], left_out: Sequence[str]) -> dict[str, Any]:

@@ -95,6 +95,12 @@ def test_groups_that_make_no_study_are_rejected(groups, message):
         driven(group=groups)
 
 
+def test_a_group_of_another_form_is_rejected_before_any_run():
+    context = Context(tiny.config(), ablation.Options(group=("a=",)), lambda text: None)
+    with pytest.raises(InputError, match="found 'a='"):
+        next(ablation.runs(context))
+
+
 def test_runs_share_the_data_of_the_study(tmp_path):
     _, (_, specs) = driven(group=["a=c*"], runs=2)
     directories = Directories(tiny.config(), tmp_path, [])
