@@ -189,15 +189,21 @@ def draw_panels(panels: Sequence[Mapping[str, Any]], paths: Sequence[str | Path]
         _save(figure, path)
 
 
+def _plain(text: Any) -> Any:
+    """Returns a name that is drawn as it is. Between two `$` matplotlib reads a formula."""
+    return text.replace("$", r"\$") if isinstance(text, str) else text
+
+
 def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
     for i, series in enumerate(panel["series"]):
-        x, y, color = series["x"], series["y"], series["color"] or f"C{i}"
+        x, y, color = list(map(_plain, series["x"])), series["y"], series["color"] or f"C{i}"
+        label = _plain(series["label"])
         if series["style"] == "bars":
-            axes.bar(x, y, label=series["label"], color=color)
+            axes.bar(x, y, label=label, color=color)
             axes.margins(y=0.3)  # room for the legend
             continue
         line = {"line": "o-", "dashed": "o--", "points": "o"}[series["style"]]
-        axes.plot(x, y, line, label=series["label"], color=color, alpha=0.8, markersize=4)
+        axes.plot(x, y, line, label=label, color=color, alpha=0.8, markersize=4)
         if series["low"]:
             axes.vlines(x, series["low"], series["high"], color=color, alpha=0.6)
     for axis, scale in ((axes.xaxis, panel["x_scale"]), (axes.yaxis, panel["y_scale"])):
@@ -207,9 +213,9 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
     texts = {x for series in panel["series"] for x in series["x"] if isinstance(x, str)}
     if sum(map(len, texts)) > _MAX_LABEL_CHARACTERS:
         axes.tick_params("x", rotation=90)
-    axes.set_xlabel(panel["x_label"])
-    axes.set_ylabel(panel["y_label"])
-    axes.set_title(panel["title"])
+    axes.set_xlabel(_plain(panel["x_label"]))
+    axes.set_ylabel(_plain(panel["y_label"]))
+    axes.set_title(_plain(panel["title"]))
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     if any(series["label"] for series in panel["series"]):
@@ -238,7 +244,7 @@ def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Pat
     heights = [1 + 0.25 * len(values) for values in panels] or [1]
     figure = Figure(figsize=(10, sum(heights) + 1), layout="constrained")
     labels = [
-        f"{split}: {split_statistics.get('rows', 0):,} rows"
+        f"{_plain(split)}: {split_statistics.get('rows', 0):,} rows"
         for split, split_statistics in shown.items()
     ]
     more = len(largest) - len(shown)
@@ -293,7 +299,7 @@ def _places(count: int, part: int, parts: int) -> np.ndarray:
 
 
 def _name(axes: Axes, names: Sequence[str], title: str) -> None:
-    axes.set_yticks(range(len(names)), list(names))
+    axes.set_yticks(range(len(names)), list(map(_plain, names)))
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_title(title + (f"; {_MAX_FEATURES} largest" if len(names) == _MAX_FEATURES else ""))
     axes.grid(axis="x", alpha=0.3)

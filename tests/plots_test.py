@@ -46,6 +46,17 @@ def test_statistics_become_a_png(tmp_path):
         check_replaceable(path, "--picture")
 
 
+def test_a_name_with_dollars_is_no_formula(tmp_path):
+    name = r"$\foo{$"
+    series = dict(label=name, x=[name], y=[1.0], low=(), style="points", color="")
+    labels = dict(title=name, x_label=name, y_label=name, x_scale="linear", y_scale="linear")
+    plots.draw_panels([dict(**labels, series=[series])], [tmp_path / "a.svg"])
+    plots.draw_statistics({name: {"rows": 1, "dense": {name: {"missing": 1}}}}, tmp_path / "b.svg")
+    for file, texts in (("a.svg", 5), ("b.svg", 1)):
+        shown = (tmp_path / file).read_text()
+        assert shown.count(f"<!-- {name} -->") == texts
+
+
 def test_of_many_features_the_forty_with_the_largest_values_are_drawn(monkeypatch):
     (missing, distinct, lengths) = drawn(monkeypatch, {"train": statistics(700)}).values()
     assert missing == [f"f{i}" for i in range(699, 659, -1)]
