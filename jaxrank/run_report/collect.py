@@ -1,5 +1,6 @@
 """Collects what a report shows of a run from the files in its workdir."""
 
+import shlex
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,12 @@ def collect(workdir: str | Path, by: str = "", report: Report = lambda _: None) 
     directory = workdirs.directory(workdir)
     known = summary.read(directory) or _unfinished(directory, report)
     if by:
+        if not load_run(directory).builder.data.valid:
+            raise InputError(
+                f"--by: {directory} must be a run with validation data: found none. Score another"
+                f" split first: jaxrank evaluate --workdir={directory} --by={shlex.quote(by)}"
+                " --split=NAME."
+            )
         report(f"Scoring {directory} by {by}")
         save_slices(directory, evaluate(str(directory), checkpoint=_checkpoint(known), by=by))
     slices = _slices(directory)

@@ -37,6 +37,8 @@ def result(runs: Sequence[RunReport]) -> list[Markup]:
 def _facts(run: RunReport) -> Markup:
     known, result_ = run.summary, run.summary["result"]
     text = _NO_SCORES if not result_ else f"Checkpoint {result_['checkpoint']}."
+    if result_ and not result_["metrics"]:
+        text += " It has no scores, because the run has no validation data."
     if known["finished"]:
         text += f" Finished {known['finished']} on {known['devices']}."
     days = result_["days"] if result_ else []
@@ -54,6 +56,10 @@ def _sentences(run: RunReport, *, named: bool) -> Iterable[Markup]:
             continue
         constant = result_["constant"][task].get(loss)
         if not constant:
+            if loss in TITLES and constant == 0:
+                text = f"{task}: {TITLES[loss]} {number(metrics[loss])}. All labels are equal, so a"
+                text += " constant has no loss."
+                yield tag("p", f"{run.name}, {text}" if named else text, class_="headline")
             if loss not in TITLES:
                 text = f"{task}: {title_of(loss)} {number(metrics[loss])}."
                 text += " Its scores are trained by ranking alone and are not probabilities."

@@ -95,6 +95,33 @@ def test_the_page_compares_with_the_regression_and_shows_the_coverage_of_vectors
     )
 
 
+def test_a_task_without_positives_and_a_run_without_scores_have_a_sentence(collected):
+    summary = json.loads(json.dumps(collected[0].summary))
+    constant, metrics = (summary["result"][key]["click"] for key in ("constant", "metrics"))
+    constant.update(logloss=0.0, auc=None)
+    metrics.update(logloss=0.0002, auc=None, normalized_entropy=None, calibration=None)
+    shown = section_text(parsed(page.render([collected[0]._replace(summary=summary)])), "result")
+    assert "click: logloss 0.0002. All labels are equal, so a constant has no loss." in shown
+    assert "of the best constant" in shown  # the other task
+
+    summary["result"].update(metrics={}, constant={}, buckets={}, histograms={})
+    root = parsed(page.render([collected[0]._replace(summary=summary)]))
+    assert "no scores, because the run has no validation data" in section_text(root, "result")
+    assert "No checkpoint of this run has been scored" in section_text(root, "reliability")
+
+
+def test_slices_of_a_run_without_validation_data_name_the_command(runs, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(runs[0], workdir)
+    config = json.loads((workdir / "config.json").read_text())
+    config["data"]["valid"] = ""
+    (workdir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        InputError, match=r"--by: .*run must be .* evaluate .* --by=c1 --split=NAME"
+    ):
+        collect.collect(workdir, by="c1")
+
+
 def test_an_interval_has_both_sides_where_they_differ():
     form = score_sections._format_interval
     assert form(0.5, [0.4, 0.6]) == "0.5 ±0.1"
