@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import shlex
 import textwrap
@@ -16,7 +17,7 @@ from jaxrank_serving.server import protocol
 
 import jaxrank
 from benchmarks import tables
-from jaxrank import cli, flags
+from jaxrank import cli, config_files, flags
 from jaxrank.aot import report as compile_report
 from jaxrank.bench import report as bench_report
 from jaxrank.bench.advice import Throughput
@@ -184,11 +185,20 @@ def commands_of(page):
                 yield shlex.split(line.partition(" &&")[0], comments=True)[1:]
 
 
+def commands_within(page):
+    """Yields the commands of jaxrank within sentences and tables of a page, as words."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).replace("\n", " ")
+    for command in re.findall(r"`jaxrank ([^`]+)`", text):
+        words = shlex.split(command)
+        if words[0] != "VERB":
+            yield words
+
+
 @pytest.mark.parametrize("page", SITE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_have_verbs_and_flags_that_exist(page):
-    for verb, *words in commands_of(page):
+    for verb, *words in (*commands_of(page), *commands_within(page)):
         _, verbs = flags.parsers()
-        if verb == "study" and words[0] != "NAME":
+        if verb == "study" and words and words[0] not in ("NAME", "--help"):
             studies.add_flags(verbs[verb], words)
         if verb == "serve":
             continue  # its flags are compared by tests/serving
@@ -198,6 +208,29 @@ def test_commands_have_verbs_and_flags_that_exist(page):
             verb,
             words,
         )
+
+
+def test_commands_of_studies_have_valid_options_and_every_flag_that_they_need():
+    count = 0
+    for verb, *words in itertools.chain.from_iterable(map(commands_of, SITE)):
+        if verb != "study" or words[0] == "NAME" or "--help" in words:
+            continue
+        parser, verbs = flags.parsers()
+        studies.add_flags(verbs[verb], words)
+        args, overrides = parser.parse_known_args([verb, *words])
+        assert all(word.startswith("--config.") for word in overrides)
+        studies.make_options(studies.find(args.name), vars(args))
+        count += 1
+    assert count > 15
+
+
+def test_commands_of_the_article_name_configs_that_load(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = [w for words in commands_of(ROOT / "docs/studies_snap.md") for w in words]
+    paths = {w.partition("=")[2] for w in names if w.startswith(("--config=", "--other-configs="))}
+    assert len(paths) == 6
+    for path in paths:
+        config_files.load(path)
 
 
 def test_messages_that_the_page_explains_are_those_of_the_code():
