@@ -268,6 +268,8 @@ def _parts(lines: Sequence[_Line]) -> Panel:
 
 
 def _conclusion(lines: Sequence[_Line], present: Mapping[str, Any]) -> list[str]:
+    if not lines:
+        return ["No run has finished."]
     speedups = [
         f"{_speedup(last, first):.2f} times with {last.devices / first.devices:g} times the devices"
         f" ({_label(first.family)})"
@@ -281,10 +283,10 @@ def _conclusion(lines: Sequence[_Line], present: Mapping[str, Any]) -> list[str]
             "devices of this processor share its cores, so they show the overhead of several"
             " devices and no speed-up of hardware"
         )
-    sentences = []
+    sentences = ["No machine has results with a batch that grows over several numbers of devices."]
     if speedups:
         grown = " and ".join(filter(None, (", ".join(speedups[:-1]), speedups[-1])))
-        sentences.append(f"With a batch that grows, the throughput is {grown}.")
+        sentences = [f"With a batch that grows, the throughput is {grown}."]
     if limits:
         text = ", and ".join(limits)
         sentences.append(f"{text[0].upper()}{text[1:]}.")

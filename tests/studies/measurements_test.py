@@ -126,6 +126,19 @@ def test_scaling_measures_powers_of_two_up_to_the_cores_of_a_cpu():
         driven(scaling.STUDY, scaled, devices=(1, 300))
 
 
+def test_scaling_of_one_number_of_devices_concludes_that():
+    def on_gpu(spec):
+        values = CPU | {"platform": "gpu"} if spec.kind == "devices" else bench(1.0)[1]
+        return 1.0, values
+
+    outcome, _ = driven(scaling.STUDY, on_gpu, devices=(1,), topologies=())
+    assert outcome.conclusion == [
+        "No machine has results with a batch that grows over several numbers of devices."
+    ]
+    failed, _ = driven(scaling.STUDY, lambda s: (0.0, CPU) if s.kind == "devices" else None)
+    assert failed.conclusion == ["No run has finished."]
+
+
 def fed(spec):
     if spec.kind == "store":
         compression = spec.overrides["data.compression"] or "none"
