@@ -13,7 +13,7 @@ from jaxrank.run_report.collect import RunReport
 from jaxrank.run_report.history import Curve
 from jaxrank.run_report.markup import Markup, number, table, tag
 from jaxrank.run_report.score_sections import note
-from jaxrank.run_report.svg import COLORS, Series, bar, lines
+from jaxrank.run_report.svg import Series, bar, color, lines
 
 _METRICS_OF_A_TASK = 2
 _MAX_TABLES = 20
@@ -92,12 +92,12 @@ def _series(runs: Sequence[RunReport], name: str, axis: str) -> list[Series]:
         return getattr(curve, axis) / unit
 
     for i, run in enumerate(runs):
-        color = COLORS[i % len(COLORS)]
+        own = color(i)
         if (curve := run.history.train.get(name)) and np.isfinite(xs(curve)).any():
             label = f"{run.name}, training"
-            series.append(Series(label, xs(curve), curve.values, color, faint=True))
+            series.append(Series(label, xs(curve), curve.values, own, faint=True))
         if (curve := run.history.valid.get(name)) and np.isfinite(xs(curve)).any():
-            series.append(Series(f"{run.name}, validation", xs(curve), curve.values, color))
+            series.append(Series(f"{run.name}, validation", xs(curve), curve.values, own))
     return series
 
 

@@ -10,7 +10,7 @@ from jaxrank.metrics.intervals import Z
 from jaxrank.metrics.registry import BY_NAME, CALIBRATION, NORMALIZED, TITLES, title_of
 from jaxrank.run_report.collect import RunReport
 from jaxrank.run_report.markup import Markup, join, number, table, tag
-from jaxrank.run_report.svg import COLORS, Series, histogram, lines, whisker
+from jaxrank.run_report.svg import COLORS, Series, color, histogram, lines, whisker
 
 _MAX_SLICES = 20
 _NO_SCORES = "No checkpoint of this run has been scored on validation data."
@@ -158,10 +158,9 @@ def reliability(runs: Sequence[RunReport]) -> list[Markup]:
             buckets = _task_value(run, "buckets", task)
             if not buckets:
                 continue
-            color = COLORS[i % len(COLORS)]
             x, y = ([b[n] for b in buckets] for n in ("predicted", "observed"))
             errors = [Z * b.get("error", math.nan) for b in buckets]
-            series.append(Series(run.name, x, y, color, errors=errors))
+            series.append(Series(run.name, x, y, color(i), errors=errors))
             tables.append(tag("h3", f"{task}, {run.name}" if len(runs) > 1 else task))
             tables.append(_bucket_table(buckets))
         if series:

@@ -1,5 +1,6 @@
 """Charts as inline SVG: lines with points and error bars, and histograms."""
 
+import colorsys
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,6 +13,15 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#33
 _WIDTH, _HEIGHT = 420, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 44
 _MANY_DECADES = 1.5  # from which on an axis is logarithmic, if it may be
+
+
+def color(index: int) -> str:
+    """Returns the color of a run of a page. No two runs have the same."""
+    if index < len(COLORS):
+        return COLORS[index]
+    golden = (math.sqrt(5) - 1) / 2  # spreads hues evenly, however many there are
+    parts = colorsys.hls_to_rgb(index * golden % 1, 0.4, 0.6)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 class Series(NamedTuple):
@@ -198,8 +208,8 @@ def _chart(title: str, parts: Sequence[Markup], series: Sequence[Series]) -> Mar
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         role="img",
     )
-    solid = [s for s in series if not s.faint] or series
-    names = {s.name: s for s in solid if s.name}
+    solid = {s.color for s in series if not s.faint}
+    names = {s.name: s for s in series if s.name and not (s.faint and s.color in solid)}
     legend = [
         tag("span", tag("i", "\u00a0", style=f"background:{s.color}"), " ", name, " ")
         for name, s in names.items()

@@ -13,7 +13,7 @@ import pytest
 from jaxrank import cli
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
-from jaxrank.run_report import collect, page, score_sections
+from jaxrank.run_report import collect, page, score_sections, svg
 from jaxrank.run_report.markup import escape, tag
 
 EVIL = "</script><script>document.title='hacked'</script><img src=x onerror=\"x()\">&'\"\0\ud800"
@@ -120,6 +120,20 @@ def test_slices_of_a_run_without_validation_data_name_the_command(runs, tmp_path
         InputError, match=r"--by: .*run must be .* evaluate .* --by=c1 --split=NAME"
     ):
         collect.collect(workdir, by="c1")
+
+
+def test_every_run_of_a_chart_has_a_color_and_an_entry_of_its_own():
+    assert len({svg.color(i) for i in range(50)}) == 50
+    assert all(re.fullmatch("#[0-9a-f]{6}", svg.color(i)) for i in range(50))
+    points = dict(x=[1.0, 2.0], y=[1.0, 2.0])
+    series = [
+        svg.Series("a, training", **points, color=svg.color(0), faint=True),
+        svg.Series("a, validation", **points, color=svg.color(0)),
+        svg.Series("b, training", **points, color=svg.color(1), faint=True),  # was not evaluated
+    ]
+    chart = ElementTree.fromstring(svg.lines("curves", series, x_label="steps", y_label="loss"))
+    legend = ["".join(entry.itertext()).strip() for entry in chart.findall(".//span")]
+    assert legend == ["a, validation", "b, training"]
 
 
 def test_an_interval_has_both_sides_where_they_differ():
