@@ -7,7 +7,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +138,9 @@ class Writer:
         if not self._file.closed:
             self.flush()
             self._file.close()
+            constant = {name for run in self._runs.values() for name in run.constant()}
             for run in self._runs.values():
-                run.close()
+                run.close(constant)
 
 
 class _Scalars:
@@ -198,10 +199,19 @@ class _Scalars:
     def flush(self) -> None:
         self.events.flush()
 
-    def close(self) -> None:
-        """Closes the file, after the numbers that have a single record."""
+    def constant(self) -> set[str]:
+        """Returns the numbers that are known to be the same in several records."""
+        same = {name: held[0][2] for name, held in self._held.items() if len(held) > 1}
+        return {name for name, value in same.items() if value == value}  # NaN is no number
+
+    def close(self, constant: Container[str]) -> None:
+        """Closes the file, after the numbers that have a single record.
+
+        Args:
+            constant: numbers that have no chart in another run, and so none here.
+        """
         for name, held in self._held.items():
-            if len(held) == 1:
+            if len(held) == 1 and name not in constant:
                 self._release(name, held)
         self.events.close()
 

@@ -153,6 +153,18 @@ def test_constant_numbers_have_no_chart_until_they_change(tmp_path):
     assert result["train/learning_rate"] == [(1, 0.5), (5, 0.5), (6, 0.25)]
 
 
+def test_a_single_evaluation_has_the_tags_of_the_training(tmp_path):
+    with Writer(tmp_path, start_step=0) as writer:
+        for step in (1, 2):
+            writer.write(step, {"loss": float(step), "examples": 64, "auc": float("nan")})
+        writer.write(2, {"loss": 0.5, "examples": 256, "auc": 0.7}, kind="valid")
+    assert scalars(tmp_path) == {
+        "train/loss": [(1, 1.0), (2, 2.0)],
+        "valid/loss": [(2, 0.5)],
+        "valid/auc": [(2, pytest.approx(0.7))],  # undefined in the batches of the training
+    }
+
+
 def test_hparams_and_pictures_belong_to_the_validation(tmp_path):
     with Writer(tmp_path, start_step=0) as writer:
         writer.hparams({"batch_size": 128, "optim.dense.name": "adam"}, ["click/auc"])
