@@ -206,7 +206,7 @@ def _outcome(
         f"the input alone {_gain(naive.input_rate, [row.input_rate for row in rows])}, and training"
         f" with it {_gain(naive.training_rate, [training_rate])}"
     )
-    gained = f"Over one thread and no prefetching, {gains}."
+    gained = f"Compared with one thread and no prefetching, {gains}."
     if naive.training_rate and all(chosen[name] == value for name, value in _NAIVE.items()):
         gained = (
             f"One thread without prefetching is best, because no faster input trains faster here:"
@@ -237,7 +237,8 @@ def _gain(naive: float | None, rates: Sequence[float | None]) -> str:
     best = max((rate for rate in rates if rate), default=0.0)
     if not naive:
         return "could not be measured"
-    return f"gains {best / naive:.2f} times ({best:,.0f} against {naive:,.0f} examples/s)"
+    times = f"{best / naive:.2f} times as fast"
+    return f"is {times} ({best:,.0f} against {naive:,.0f} examples/s)"
 
 
 def _panel(setting: str, rows: Sequence[_Row]) -> Panel:

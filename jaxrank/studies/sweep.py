@@ -277,11 +277,12 @@ def _panels(
 def _conclusion(rounds: Sequence[Round], metric: str, specs: _Specs) -> list[str]:
     last = rounds[-1]
     best, count = last.order()[0], len(last.results) - 1
+    finalists = f"{count} finalist{'s' * (count > 1)}"
     if best == CONFIG:
-        first = f"None of {count} finalists has a lower mean {metric} than the config"
+        first = f"None of {finalists} has a lower mean {metric} than the config"
     else:
         change = _change(last, best)
-        first = f"Of {count} finalists, {best} has the lowest mean {metric}"
+        first = f"Of {finalists}, {best} has the lowest mean {metric}"
         if not math.isnan(change.value):
             first += f", {change.text()} against the config"
     first += f", and the search drew {len(specs.points)} points."

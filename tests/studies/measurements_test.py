@@ -170,7 +170,7 @@ def test_input_keeps_the_best_value_of_each_setting():
     (small,) = rows(outcome, setting="block size", value=1024)
     assert small["bytes per example"] == 20
     assert specs["bench-prefetch-16-0"].overrides["data.num_workers"] == 2
-    assert "training with it gains 2.60 times" in outcome.conclusion[0]
+    assert "training with it is 2.60 times as fast" in outcome.conclusion[0]
     assert "from the memory of this machine" in outcome.conclusion[1]
     assert outcome.panels[2].series[0].y == [2000.0, 3000.0, 2020.0]
 
@@ -187,8 +187,8 @@ def test_a_faster_input_that_trains_no_faster_is_not_advised():
     ]
     text = outcome.conclusion[0]
     assert text.startswith("One thread without prefetching is best")
-    assert "the input alone gains 3.00 times" in text
-    assert "training with it gains 1.00 times" in text
+    assert "the input alone is 3.00 times as fast" in text
+    assert "training with it is 1.00 times as fast" in text
 
 
 def test_data_that_cannot_be_prepared_ends_the_study_of_the_input():
