@@ -108,6 +108,8 @@ def test_runs_share_the_data_of_the_study(tmp_path):
     assert directories.reads_shared_data(specs[-1])
     more = RunSpec("more", {"features.keep": ("c0",)})
     assert not directories.reads_shared_data(more)
+    for fields in ({"data.store": "prepared"}, {"data.direct": True}):  # data of their own
+        assert not directories.reads_shared_data(RunSpec("named", fields))
 
 
 def test_the_features_of_a_study_are_those_that_its_model_reads(store, tmp_path):
