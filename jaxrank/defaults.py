@@ -1,8 +1,9 @@
 """Values of the fields that a config leaves open, from the size of its data.
 
-A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples the model is a
-factorization machine with a prior estimated from the labels, trained close to its optimum. On more
-data it is the ranker, as it overfits rare ids on less. Where ids have many examples each and early
+A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples, and on more
+where no pair of features has an effect, the model is a factorization machine with a prior estimated
+from the labels, trained close to its optimum. Otherwise it is the ranker, as it overfits rare ids
+on less. Where ids have many examples each and early
 stopping ends training, it is the ranker with penalised vectors. Another model that is named for so
 few examples has a few epochs at rates that are not reduced for its small batches. The choice
 depends on the data alone, not on devices, and is in the config that a run saves.
@@ -34,6 +35,9 @@ _STEPS_PER_EPOCH = 100  # from which on batches grow with the data
 _BATCHES = 256, 4096
 _STEPS = 480  # of a factorization machine, within its range of epochs
 _EPOCHS = 6, 24
+_LARGE_STEPS = 1_464  # at least, of `MAX_SMALL` examples or more
+# Labels of each value per example, from which on the test of pairs can be believed on large data.
+_RATE_OF_PAIRS = 0.004
 # Of a network on few examples, where fewer steps at reduced rates leave it near its start.
 _NETWORK_ROWS = 100_000
 _NETWORK_STEPS, _NETWORK_EPOCHS = 500, 3
@@ -255,21 +259,44 @@ def _choose_penalised_network(config: ConfigDict, data: Data, reasons: dict[str,
     reasons["optim.tables.name"] = "Adam, as every row changes in every step"
 
 
+def _is_linear(data: Data) -> bool:
+    """Returns True if no pair of features has an effect, by a test with enough labels.
+
+    Then a network has nothing to learn beyond the effects of single features, and its noise makes
+    it worse. Pairs with lists are not tested, and tasks of other kinds were not measured.
+    """
+    schema = data.schema
+    return (
+        data.prior is not None
+        and not schema.ragged
+        and len(schema.categorical) + len(schema.dense) > 1
+        and all(task.kind == "binary" for task in schema.tasks)
+        and all(
+            _RATE_OF_PAIRS <= data.positives.get(task.name, 0) / data.rows <= 1 - _RATE_OF_PAIRS
+            for task in schema.tasks
+        )
+        and not data.prior().has_pairs
+    )
+
+
 def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:
     """Sets the model and the dimension of its tables."""
     if has_open_model(config):
         is_small = data.rows <= MAX_SMALL and not data.in_order
         embedding = config.embedding
-        suits = is_small and not embedding.dims and not embedding.init_from
+        may = not (data.in_order or embedding.dims or embedding.init_from)
+        suits = may and (is_small or _is_linear(data))
         config.model = _keep_open(
             default(FACTORIZATION_MACHINE if suits else RANKER).model, config.model
         )
         reasons["model.name"] = (
             f"up to {MAX_SMALL:,} examples a network overfits rare ids"
+            if suits and is_small
+            else "no pair of features has an effect beyond chance"
             if suits
             else "days are trained in order, whose later labels are not known at the start"
             if data.in_order
-            else f"more than {MAX_SMALL:,} examples"
+            else f"more than {MAX_SMALL:,} examples, whose pairs of features may have effects"
             if not is_small
             else "the factorization machine is for tables of one dimension without pre-trained"
             " vectors"
@@ -356,13 +383,16 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
         and 0 < data.rows <= min(_NETWORK_ROWS, _NETWORK_STEPS * config.batch_size)
     )
     if not config.num_steps and not config.num_epochs:
-        epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), _EPOCHS[0]), _EPOCHS[1])
+        least, most = _EPOCHS
+        if is_machine and data.rows > MAX_SMALL and _is_linear(data):
+            least = min(least, math.ceil(_LARGE_STEPS * config.batch_size / data.rows))
+        epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), least), most)
         if is_short:
             epochs = min(math.ceil(_NETWORK_STEPS * config.batch_size / data.rows), _NETWORK_EPOCHS)
         config.num_epochs = float(epochs) if is_machine or is_short else 1.0
         reasons["num_epochs"] = (
-            f"{_steps(config, data):,} steps; the optimum is near {_STEPS}, within {_EPOCHS[0]} to"
-            f" {_EPOCHS[1]} epochs"
+            f"{_steps(config, data):,} steps; the optimum is near {_STEPS}, within {least} to"
+            f" {most} epochs"
             if is_machine
             else f"{_steps(config, data):,} steps; a network needs about {_NETWORK_STEPS}, within"
             f" {_NETWORK_EPOCHS} epochs"

@@ -84,6 +84,38 @@ def test_model_batch_size_and_epochs_follow_from_the_rows(rows, batch_size, mode
     assert to_plain(again) == to_plain(c)  # nothing is open any more
 
 
+LINEAR = {
+    "schema": dataclasses.replace(SCHEMA, tasks=SCHEMA.tasks[:1], ragged=()),
+    "prior": lambda: data().prior()._replace(has_pairs=False),
+    "positives": {"click": 100_000},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "epochs"),
+    [
+        ({}, MACHINE, 3.0),
+        ({"rows": 20_000_000}, MACHINE, 1.0),
+        ({"rows": 1_000_000}, MACHINE, 6.0),
+        ({"positives": {"click": 7_000}}, "ranker", 1.0),  # too few for the test of pairs
+        ({"positives": {}}, "ranker", 1.0),
+        ({"prior": None}, "ranker", 1.0),
+        ({"prior": data().prior}, "ranker", 1.0),
+        ({"in_order": True}, "ranker", 1.0),
+        ({"schema": dataclasses.replace(SCHEMA, tasks=SCHEMA.tasks[:1])}, "ranker", 1.0),
+    ],
+)
+def test_large_data_has_a_network_only_if_pairs_may_have_effects(changes, model, epochs):
+    c = chosen(**({"rows": 2_000_000} | LINEAR | changes))
+    assert (c.model.name, c.num_epochs) == (model, epochs)
+
+
+def test_a_model_that_is_named_keeps_its_epochs_on_large_data():
+    c = default()
+    c.model.name = MACHINE
+    assert chosen(c, rows=2_000_000).num_epochs == 6
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
