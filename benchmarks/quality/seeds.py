@@ -31,8 +31,9 @@ from benchmarks.harness.arguments import positive, run_main
 from benchmarks.harness.checkout import environment
 from jaxrank import json_files
 from jaxrank.config import FREE
-from jaxrank.config_files import differences, load, to_plain
+from jaxrank.config_files import differences, from_plain, load, to_plain
 from jaxrank.data.store.reader import open_store
+from jaxrank.defaults import inherit
 from jaxrank.errors import InputError
 from jaxrank.metrics import run_intervals
 
@@ -41,16 +42,15 @@ Scores = dict[str, list[float]]  # by metric, one value per seed
 
 def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
     command = [sys.executable, "-m", "jaxrank", *args, "--json"]
-    completed = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=environment(),  # configs of benchmarks import other benchmarks
-        preexec_fn=lambda: os.sched_setaffinity(0, cores or os.sched_getaffinity(0)),
-    )
-    if completed.returncode:
-        raise SystemExit(f"{' '.join(command)}:\n{completed.stderr[-2000:]}")
-    return json.loads(completed.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    env = environment()  # configs of benchmarks import other benchmarks
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        if cores:
+            os.sched_setaffinity(process.pid, cores)  # before it starts threads
+        output, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}:\n{errors[-2000:]}")
+    return json.loads(output.splitlines()[-1])
 
 
 def fields(args: Sequence[str]) -> list[str]:
@@ -69,16 +69,12 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def check_same(workdir: Path, config: Any) -> None:
-    """Rejects a run whose config has changed since.
-
-    It does not use `jaxrank.workdir.files`, because that imports JAX, and this program starts
-    processes.
-    """
+    """Rejects a run whose config has changed since. Fields that it leaves open are the run's."""
     path = workdir / "config.json"
     if not path.is_file():  # only the scores remain
         return
     before = json.loads(path.read_text())
-    lines = differences(before, plain(config))
+    lines = differences(before, plain(inherit(config, from_plain(before))))
     changed = [line for line in lines if line.partition(":")[0] not in FREE]
     if changed:
         raise InputError(
