@@ -1,5 +1,6 @@
 """Checks arrays and collectives of the compiled step, on CPU and for absent TPUs and GPUs."""
 
+import dataclasses
 import functools
 
 import examples
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import quick_compile
 import tiny
+from ml_collections import ConfigDict
 from rankers import make_inputs
 
 from jaxrank import mesh as meshes
@@ -16,11 +18,16 @@ from jaxrank.aot import checks, devices, hlo
 from jaxrank.aot.costs import costs
 from jaxrank.aot.topology import topology
 from jaxrank.build import Builder
-from jaxrank.layout import ReplicatedRows
+from jaxrank.features import Ragged
+from jaxrank.layout import ReplicatedRows, layout
 from jaxrank.program import BatchShape, CompiledSteps
 
 # Rows of the large table per device. A TPU copies small arrays whole to fast memory and back.
 ROWS = {"cpu": 25_000, "tpu": 50_000_000, "gpu": 50_000_000}
+POOLS = {
+    "seen": dict(pool="target_attention", candidate={"seen": "a"}, packed_length=3.0),
+    "visited": dict(pool="transformer"),
+}
 
 
 def target_devices(target):
@@ -45,10 +52,12 @@ def compile_program(
     replicas=1,
     narrow=False,
     norm="none",
+    sequences=False,
 ):
     """A program with `batch` examples per device, its batch of one execution, and the table's rows.
 
     narrow: one of the tables is in a stack of its own, of a dimension that must be padded.
+    sequences: the model attends over the events of two histories.
     """
     mesh = meshes.device_mesh(target_devices(target), replicas)
     share = ROWS[meshes.platform(mesh)]
@@ -59,7 +68,15 @@ def compile_program(
     c.model.norm = norm
     c.model.precision = "default"  # bfloat16 on TPU, which could convert whole tables to it
     hot = {"dim16": ReplicatedRows(replicated_tables=("tb",), hot_rows=("ta",) * 20, replicated=10)}
-    lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5 if narrow else 16}, rows, hot)
+    schema = examples.small_schema(rows)
+    if sequences:
+        c.model.sequences = ConfigDict(POOLS)
+        events = tuple(
+            Ragged(name, table, "none", length=6, sequence=name)
+            for name, table in (("seen", "ta"), ("visited", "tb"))
+        )
+        schema = dataclasses.replace(schema, ragged=(*schema.ragged, *events))
+    lay = layout(schema, {"ta": 16, "tb": 16, "tc": 5 if narrow else 16}, hot)
     # Like the planner: the room that an even split needs, plus half of it.
     room = {stack.name: 1.5 / mesh.shape[meshes.SHARD] for stack in lay.stacks}
     step_spec = Builder(c, lay.schema).step_spec(lay, mesh, num_steps=8, room=room)
@@ -87,12 +104,13 @@ def _as_users(lowered, target):
 STEPS = [
     ("cpu-1", dict(row_optimizer="lazy_adam", narrow=True)),
     ("cpu-8", dict(replicas=2)),
-    ("v3-8", dict(narrow=True)),
+    ("v3-8", dict(narrow=True, sequences=True)),
     # Another slow test compiles this one.
     pytest.param("v5e-8", dict(row_optimizer="lazy_adam", replicas=2), marks=pytest.mark.slow),
     ("h200-1", dict()),
     ("h200-1", dict(row_optimizer="lazy_adam", narrow=True)),
     ("a100-8", dict(row_optimizer="adagrad", replicas=2)),
+    ("h200-8", dict(sequences=True)),
 ]
 
 
