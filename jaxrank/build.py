@@ -210,6 +210,15 @@ class Builder:
         return validate.matched(field, "table", self._tables, to_plain(patterns))
 
     @property
+    def penalty(self) -> str:
+        """The L2 of vectors as text, such as "0.003 on whole tables". Empty: there is none."""
+        e = self.config.embedding
+        values = [f"{e.l2:g}"] if e.l2 else []
+        values += [f"{l2:g} of {tables}" for tables, l2 in to_plain(e.l2s).items()]
+        scope = "whole tables" if e.l2_scope == "table" else "the rows that a batch reads"
+        return f"{', '.join(values)} on {scope}" if values else ""
+
+    @property
     def _table_values(self) -> dict[str, Any]:
         """The values of tables that patterns select: `lr_multipliers` and `l2s`."""
         factors = self.config.optim.tables.lr_multipliers

@@ -153,8 +153,9 @@ def choose(config: ConfigDict, data: Data, report: Report) -> ConfigDict:
 def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
     """Returns the config with the values of an older run in its open fields."""
     config = config.copy_and_resolve_references()
+    is_open = has_open_model(config)
     with config.unlocked():
-        if has_open_model(config):
+        if is_open:
             config.model = _keep_open(ConfigDict(to_plain(older.model)), config.model)
             if config.model.name == FACTORIZATION_MACHINE:
                 config.model.scales = _scales_of_features(config, config)
@@ -167,7 +168,8 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
         is_same = config.model.name == older.model.get("name")
         if is_same and config.model.name == FACTORIZATION_MACHINE:
             _inherit_tasks(config, older)
-        if is_same and _is_penalised(older):
+        # Where the config names its model, an l2 of 0 is a choice.
+        if is_open and is_same and _is_penalised(older):
             for path in _OPEN_WITH_MODEL:
                 if _get(config, path) == _get(default(), path):
                     _set(config, path, _get(older, path))

@@ -217,6 +217,17 @@ def test_ids_with_many_examples_have_a_penalised_network():
     assert (inherited.ema_decay, inherited.num_epochs) == (0.999, 0)
 
 
+def test_a_config_that_names_its_model_takes_no_penalty_from_an_older_run():
+    older = many_examples_per_id()
+    config = default()
+    config.model = older.model
+    config.embedding.dim = 32
+    inherited = defaults.inherit(config, older)
+    assert to_plain(inherited.model) == to_plain(older.model)
+    assert to_plain(inherited.embedding) == to_plain(config.embedding)
+    assert inherited.ema_decay == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "changes"),
     [

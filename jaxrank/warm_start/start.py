@@ -94,6 +94,10 @@ def start(new_run: Run, source: str, report: Report) -> TrainState:
         *_table_changes(older, new_run, rows),
         *_layer_changes(carried),
     ]
+    before, after = older.run.builder.penalty, new_run.builder.penalty
+    if before or after:
+        change = "as before" if before == after else f"in place of {before or 'none'}"
+        messages.append(f"L2 of vectors: {after or 'none'}, {change} (embedding.l2)")
     for task, bias in new_run.builder.initial_bias.items():
         messages.append(f"bias of {task}: {bias} (model.initial_bias)")
     if new_run.builder.has_table_vectors:

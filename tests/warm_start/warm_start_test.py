@@ -286,6 +286,17 @@ def test_other_optimizers_and_dimensions_start_over_and_are_reported(first, tmp_
     assert int(state.earlier) == 16
 
 
+def test_the_penalty_of_vectors_is_reported(first, tmp_path):
+    raw, _, run, *_ = first
+    lines = []
+    started(run, config(raw), tmp_path / "none", lines)
+    penalised = config(raw, embedding__l2=0.1, embedding__l2s={"user": 0.2})
+    started(run, penalised, tmp_path / "next", lines)
+    assert "L2 of vectors" not in lines[0]
+    expected = "0.1, 0.2 of user on the rows that a batch reads, in place of none (embedding.l2)"
+    assert f"L2 of vectors: {expected}" in lines[1]
+
+
 def test_moments_that_start_over_count_steps_from_0(first, tmp_path):
     raw, _, run, *_ = first
     _, state = started(run, config(raw, optim__tables__name="lazy_adam"), tmp_path / "next")
