@@ -59,7 +59,15 @@ def flags(settings: dict[str, str]) -> list[str]:
     return [f"--config.{name}={value}" for name, value in settings.items()]
 
 
-def jaxrank_steps(store: Path, steps: int, changed: dict[str, str], place: Path) -> Trace:
+def widened(x: Any) -> Any:
+    """Converts an array of floats to float64."""
+    return np.asarray(x, np.float64) if np.issubdtype(x.dtype, np.floating) else x
+
+
+def jaxrank_steps(
+    store: Path, steps: int, changed: dict[str, str], place: Path, double: bool = False
+) -> Trace:
+    """Trains jaxrank from its initial values, which `double` converts to float64."""
     settings = EQUAL | {
         "data.store": str(store),
         "model.dropout": "0.0",
@@ -74,13 +82,19 @@ def jaxrank_steps(store: Path, steps: int, changed: dict[str, str], place: Path)
     state = run.first_state(lambda _: None)
     initial = weights(state, stack)
     losses, batches = [], []
-    for start in range(0, steps, 4):
-        batch: Batch = jax.tree.map(np.array, next(run.batches))
-        count = min(4, steps - start)
-        on_devices = meshes.put_batch(batch, run.program.mesh, leading=1)
-        state, metrics = run.program.train(state, on_devices, np.int32(count))
-        losses.append(np.asarray(metrics.loss, np.float64)[:count])
-        batches += [(batch.ids[stack.name][i], batch.labels[i, :, 0]) for i in range(count)]
+    with jax.enable_x64(double):
+        if double:
+            state = jax.device_put(jax.tree.map(widened, state), run.program.state_sharding)
+        for start in range(0, steps, 4):
+            batch: Batch = jax.tree.map(np.array, next(run.batches))
+            count = min(4, steps - start)
+            batches += [(batch.ids[stack.name][i], batch.labels[i, :, 0]) for i in range(count)]
+            if double:
+                batch = jax.tree.map(widened, batch)
+            on_devices = meshes.put_batch(batch, run.program.mesh, leading=1)
+            state, metrics = run.program.train(state, on_devices, np.int32(count))
+            losses.append(np.asarray(metrics.loss, np.float64)[:count])
+        state = jax.device_get(state)
     run.batches.close()
     run.checkpoints.close()
     rows = np.stack([ids for ids, _ in batches])
@@ -102,7 +116,7 @@ def weights(state: Any, stack: Stack) -> dict[str, np.ndarray]:
     rows = logical_rows({name: table.rows for name, table in state.tables.items()}, stack)
     tables, in_table = ToTables.from_stack(stack)(np.arange(stack.rows, dtype=np.int32))
     for i, name in enumerate(stack.tables):
-        table = np.empty((int((tables == i).sum()), stack.dim), np.float32)
+        table = np.empty((int((tables == i).sum()), stack.dim), rows.dtype)
         table[in_table[tables == i]] = rows[tables == i]
         arrays[f"tables/{name}"] = table
     return arrays
@@ -177,8 +191,12 @@ def compare_steps(store: Path, steps: int, causes: bool, folder: Path) -> None:
         if causes or not changed
     }
     equal = traces["equal settings"]
+    wide = jaxrank_steps(store, steps, {}, folder / "float64", double=True)
+    assert np.array_equal(wide.labels, equal.labels)
     single, norm = peer_steps(equal, False, folder)
     double, _ = peer_steps(equal, True, folder)
+    difference = largest_difference(wide.trained, double)
+    print(f"| equal settings in float64 | FuxiCTR in float64 | {difference} |")
     pairs = {"FuxiCTR in float32": single, "FuxiCTR in float64": double}
     for name, other in pairs.items():
         print(f"| equal settings | {name} | {largest_difference(equal.trained, other)} |")
@@ -191,8 +209,6 @@ def compare_steps(store: Path, steps: int, causes: bool, folder: Path) -> None:
     print(f"Largest norm of a gradient of FuxiCTR: {norm:.3f}; it clips from 10 on.")
     by_step = np.abs(equal.trained.losses - double.losses)
     print("Differences of equal settings by step:", " ".join(f"{d:.1e}" for d in by_step[::10]))
-    record = {
-        name: trained.losses.tolist()
-        for name, trained in {"jaxrank": equal.trained, **pairs}.items()
-    }
+    curves = {"jaxrank": equal.trained, "jaxrank in float64": wide.trained, **pairs}
+    record = {name: trained.losses.tolist() for name, trained in curves.items()}
     json_files.write(folder / "losses.json", record)

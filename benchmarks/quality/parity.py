@@ -7,8 +7,8 @@ It needs the extra `bench`. Both programs have the settings of FuxiCTR's publish
 dropout 0 in `steps`, because the masks of the programs differ.
 
 steps: jaxrank trains on its batches. FuxiCTR's model starts from a copy of its initial values and
-trains on the same batches with FuxiCTR's `train_step`, in float32 and in float64. The largest
-difference of the loss over the steps is printed, and that of the weights after the last one. Each
+trains on the same batches with FuxiCTR's `train_step`. Both do so in float32 and in float64. The
+largest difference of the loss over the steps is printed, and of the weights after the last. Each
 further line, with --causes, changes one setting of jaxrank to another value (`lockstep.VARIANTS`).
 
 runs: each program starts from its own initial values, makes its own batches, stops early, and
