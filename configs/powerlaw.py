@@ -41,4 +41,5 @@ def get_config():
     c.batch_size = 131_072
     c.num_epochs = 1.0
     c.embedding.dim = 16
+    c.model.name = "ranker"
     return c
