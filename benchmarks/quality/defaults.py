@@ -2,6 +2,7 @@
 
     python -m benchmarks.quality.defaults --data=../shared/data --workdir=/tmp/defaults
 
+Sets of FURTHER, on which nothing was tuned, are read from the folder of --further, as published.
 With --results it also writes one result per set and metric, as benchmarks/results has them.
 Nothing but the features is set. Each seed is data of its own: other generated effects and rows, or
 another random split of the same rows of a public set into 70% training, 15% validation and 15%
@@ -13,7 +14,6 @@ again.
 
 import argparse
 import datetime
-import gzip
 import json
 import shlex
 from collections.abc import Iterator
@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
 from ml_collections import ConfigDict
 
 from benchmarks.harness.arguments import positive, run_main
+from benchmarks.quality.public_sets import FURTHER, PUBLIC, further, public
 from jaxrank import json_files
 from jaxrank.config import default
 from jaxrank.evaluation import baseline
@@ -73,8 +72,6 @@ GENERATED = {name: value for size in SIZES for name, value in of_size(*size).ite
 GENERATED["40 k rows, 10.0% clicks, 18 features"] = Generated(40_000, 0.1, 0.0, tuple(MANY))
 # Hours: only if --only is the whole name.
 LARGE = {name: value for size in LARGE_SIZES for name, value in of_size(*size).items()}
-# Public sets, and whether the defaults were tuned on them.
-PUBLIC = {"avazu": True, "open_bandit": True, "criteo": True, "ml1m": False, "ml1m_tenth": False}
 
 
 def generated(source: Generated, seed: int) -> ConfigDict:
@@ -97,61 +94,6 @@ def generated(source: Generated, seed: int) -> ConfigDict:
         dict(columns=f"c{i}", encoding="vocabulary") for i in range(len(source.tables))
     ]
     return c
-
-
-def public(name: str, data: Path, folder: Path, seed: int) -> ConfigDict:
-    """The config of a public set, split at random into files in `folder`."""
-    c = default()
-    features = c.features
-    if name == "avazu":
-        files = sorted((data / "avazu_sample").glob("*.csv.gz"))
-        features.tasks = [dict(name="click", label="click")]
-        columns = [f"C{i}" for i in (1, *range(14, 22))] + [
-            *("banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain"),
-            *("app_category", "device_id", "device_ip", "device_model", "device_type"),
-            "device_conn_type",
-        ]
-    elif name == "open_bandit":
-        files = sorted((data / "open_bandit").glob("*.csv.gz"))
-        features.tasks = [dict(name="click", label="click")]
-        columns = ["policy", "campaign", "item", "position"]
-        columns += [f"user_{i}" for i in range(4)] + [f"item_{i}" for i in (1, 2, 3)]
-        features.dense = [dict(columns="item_price", standardize=True)]
-    elif name == "criteo":
-        files = sorted((data / "criteo_sample").glob("*.tsv.gz"))
-        features.tasks = [dict(name="click", label="label")]
-        columns = [f"C{i}" for i in range(1, 27)]
-        features.dense = [dict(columns="I*", log=True, standardize=True, missing_indicator=True)]
-    else:
-        files = sorted((data / "ml1m").glob("ctr_*.csv.gz"))
-        features.tasks = [dict(name="like", label="label")]
-        columns = ["user", "movie", "gender", "age", "occupation", "zip"]
-    features.categorical = [dict(columns=column, encoding="vocabulary") for column in columns]
-    c.source = ConfigDict(dict(kind="csv", files=split_at_random(name, files, folder, seed)))
-    return c
-
-
-def split_at_random(name: str, files: list[Path], folder: Path, seed: int) -> dict[str, str]:
-    """Writes 70%, 15% and 15% of the rows of all files; returns the file of each split."""
-    names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-    parse = pyarrow.csv.ParseOptions(delimiter="\t" if name == "criteo" else ",")
-    read = pyarrow.csv.ReadOptions(column_names=names if name == "criteo" else None)
-    parts = []
-    for file in files:
-        with gzip.open(file) as stream:
-            table = pyarrow.csv.read_csv(stream, read_options=read, parse_options=parse)
-        texts = pa.schema([(column, pa.string()) for column in table.column_names])
-        parts.append(table.cast(texts))
-    table = pa.concat_tables(parts)
-    order = np.random.default_rng(seed).permutation(table.num_rows)
-    if name == "ml1m_tenth":  # each seed has other rows
-        order = order[: len(order) // 10]
-    ends = 15 * len(order) // 100, 30 * len(order) // 100
-    rows = zip(("valid", "test", "train"), np.split(order, ends), strict=True)
-    paths = {split: str(folder / f"{split}.csv") for split in ("train", "valid", "test")}
-    for split, chosen in rows:
-        pyarrow.csv.write_csv(table.take(pa.array(np.sort(chosen))), paths[split])
-    return paths
 
 
 def differences(folder: Path, config_of: Any, seeds: range) -> Iterator[tuple[float, float]]:
@@ -184,6 +126,7 @@ def score_test(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--data", type=Path, required=True, help="folder of the public sets")
+    parser.add_argument("--further", type=Path, help="folder of the sets of FURTHER, else left out")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -204,6 +147,11 @@ def main() -> None:
         )
         for name, tuned in PUBLIC.items()
     }
+    if args.further:
+        makers |= {
+            name: lambda place, seed, source=source: further(source, args.further, place, seed)
+            for name, source in FURTHER.items()
+        }
     print("| data | logloss of the regression | defaults | 95% interval |")
     print("| --- | ---: | ---: | ---: |")
     for name, config_of in makers.items():
@@ -223,13 +171,15 @@ def main() -> None:
             command += f"--first-seed={args.first_seed} --only={shlex.quote(name)}"
             note = f"{args.seeds} seeds; in brackets half of the 95% interval; C chosen on"
             note += " validation, both scored on test"
+            is_untuned = name in FURTHER or "not tuned" in name
             common = dict(
                 workload=name,
-                program="defaults, not tuned on" if "not tuned" in name else "defaults",
+                program="defaults, not tuned on" if is_untuned else "defaults",
                 hardware="2 cores",
                 date=str(datetime.date.today()),
                 commit=args.commit,
-                command=f"{command} --data=../shared/data --workdir=/tmp/defaults",
+                command=f"{command} --data=../shared/data --workdir=/tmp/defaults"
+                + (" --further=/tmp/further" if name in FURTHER else ""),
             )
             results = (
                 dict(metric="regression, test logloss", value=round(regression.mean(), 4), unit=""),
