@@ -41,7 +41,10 @@ REGRESSION = "regression"
 PROGRAMS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "ranker, one epoch": {"model.name": "ranker", "num_epochs": 1.0},
-    "defaults, task_scales 1": {"model.task_scales": (1.0, 1.0, 1.0)},
+    "defaults, task_scales 1": {
+        "model.name": "factorization_machine",  # the default here, named because it has the field
+        "model.task_scales": (1.0, 1.0, 1.0),
+    },
     "defaults, task_weights 1": {"task_weights": (1.0, 1.0, 1.0)},
 }
 ALONE = ("defaults", "ranker, one epoch")  # also trained on clicks alone
