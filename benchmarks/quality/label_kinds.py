@@ -3,10 +3,11 @@
     python -m benchmarks.quality.label_kinds --workdir=/tmp/label_kinds
 
 4,000 generated rows for training, 3,000 for validation and 10,000 on which all are scored. Nothing
-but the features is set in `defaults`. The regressions are logistic, Poisson and ridge, with one-hot
-ids. Their penalty is chosen on the validation split. Each seed has rows and effects of its own.
-Prints the loss relative to that of the best constant, the mean over the seeds. With --results it
-also writes it as benchmarks/results has it. Scores that are there already are not computed again.
+but the features is set in `default settings`. The regressions are logistic, Poisson and ridge, with
+one-hot ids. Their penalty is chosen on the validation split. Each seed has rows and effects of its
+own. Prints the loss relative to that of the best constant, the mean over the seeds. With --results
+it also writes it as benchmarks/results has it. Scores that are there already are not computed
+again.
 """
 
 import argparse
@@ -39,15 +40,15 @@ LOSSES = dict(
 )
 REGRESSION = "regression"
 PROGRAMS: dict[str, dict[str, Any]] = {
-    "defaults": {},
+    "default settings": {},
     "ranker, one epoch": {"model.name": "ranker", "num_epochs": 1.0},
-    "defaults, task_scales 1": {
+    "default settings, task_scales 1": {
         "model.name": "factorization_machine",  # the default here, named because it has the field
         "model.task_scales": (1.0, 1.0, 1.0),
     },
-    "defaults, task_weights 1": {"task_weights": (1.0, 1.0, 1.0)},
+    "default settings, task_weights 1": {"task_weights": (1.0, 1.0, 1.0)},
 }
-ALONE = ("defaults", "ranker, one epoch")  # also trained on clicks alone
+ALONE = ("default settings", "ranker, one epoch")  # also trained on clicks alone
 
 
 def generated(seed: int) -> dict[str, Rows]:
