@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 
 from jaxrank.config import default
 from jaxrank.config_files import id_patterns, to_plain
-from jaxrank.data.statistics import effects
-from jaxrank.data.statistics.effects import Prior
+from jaxrank.data.statistics.prior import effects
+from jaxrank.data.statistics.prior.effects import Prior
 from jaxrank.data.store.split import Split
 from jaxrank.features import Schema
 from jaxrank.losses import DEFAULT_OF_KIND
@@ -35,7 +35,6 @@ _STEPS_PER_EPOCH = 100  # from which on batches grow with the data
 _BATCHES = 256, 4096
 _STEPS = 480  # of a factorization machine, within its range of epochs
 _EPOCHS = 6, 24
-_LARGE_STEPS = 1_464  # at least, of `MAX_SMALL` examples or more
 # Labels of each value per example, from which on the test of pairs can be believed on large data.
 _RATE_OF_PAIRS = 0.004
 # Of a network on few examples, where fewer steps at reduced rates leave it near its start.
@@ -385,16 +384,13 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
         and 0 < data.rows <= min(_NETWORK_ROWS, _NETWORK_STEPS * config.batch_size)
     )
     if not config.num_steps and not config.num_epochs:
-        least, most = _EPOCHS
-        if is_machine and data.rows > MAX_SMALL and _is_linear(data):
-            least = min(least, math.ceil(_LARGE_STEPS * config.batch_size / data.rows))
-        epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), least), most)
+        epochs = min(max(_STEPS * config.batch_size // max(data.rows, 1), _EPOCHS[0]), _EPOCHS[1])
         if is_short:
             epochs = min(math.ceil(_NETWORK_STEPS * config.batch_size / data.rows), _NETWORK_EPOCHS)
         config.num_epochs = float(epochs) if is_machine or is_short else 1.0
         reasons["num_epochs"] = (
-            f"{_steps(config, data):,} steps; the optimum is near {_STEPS}, within {least} to"
-            f" {most} epochs"
+            f"{_steps(config, data):,} steps; the optimum is near {_STEPS}, within {_EPOCHS[0]} to"
+            f" {_EPOCHS[1]} epochs"
             if is_machine
             else f"{_steps(config, data):,} steps; a network needs about {_NETWORK_STEPS}, within"
             f" {_NETWORK_EPOCHS} epochs"

@@ -10,7 +10,7 @@ from runs import nothing, store_config
 from jaxrank import defaults
 from jaxrank.config import default
 from jaxrank.config_files import from_plain, to_plain
-from jaxrank.data.statistics.effects import Prior
+from jaxrank.data.statistics.prior.effects import Prior
 from jaxrank.features import Categorical, Ragged, Schema, Table, Task
 from jaxrank.run import build
 from jaxrank.train import train
@@ -94,8 +94,8 @@ LINEAR = {
 @pytest.mark.parametrize(
     ("changes", "model", "epochs"),
     [
-        ({}, MACHINE, 3.0),
-        ({"rows": 20_000_000}, MACHINE, 1.0),
+        ({}, MACHINE, 6.0),
+        ({"rows": 20_000_000}, MACHINE, 6.0),
         ({"rows": 1_000_000}, MACHINE, 6.0),
         ({"positives": {"click": 7_000}}, "ranker", 1.0),  # too few for the test of pairs
         ({"positives": {}}, "ranker", 1.0),
@@ -108,12 +108,6 @@ LINEAR = {
 def test_large_data_has_a_network_only_if_pairs_may_have_effects(changes, model, epochs):
     c = chosen(**({"rows": 2_000_000} | LINEAR | changes))
     assert (c.model.name, c.num_epochs) == (model, epochs)
-
-
-def test_a_model_that_is_named_keeps_its_epochs_on_large_data():
-    c = default()
-    c.model.name = MACHINE
-    assert chosen(c, rows=2_000_000).num_epochs == 6
 
 
 @pytest.mark.parametrize(

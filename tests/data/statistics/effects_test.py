@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from jaxrank.data.examples import Examples
-from jaxrank.data.statistics import effects
-from jaxrank.data.statistics.residuals import constant_outputs, prepare_labels, residuals
+from jaxrank.data.statistics.prior import effects, variance_scale
+from jaxrank.data.statistics.prior.residuals import constant_outputs, prepare_labels, residuals
 from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
 
 ROWS = 40_000
@@ -149,13 +149,33 @@ def test_lists_unknown_labels_and_missing_ids_are_counted_as_they_are(drawn):
     as_id = deviations([block(ids[:, :1], labels[:, None])], schema("a"))
     assert as_list["l"] == pytest.approx(as_id["a"])
     more = np.concatenate([ids[:, :1], np.full((100, 1), PAD), ids[:100, :1]])
-    unknown = np.concatenate([labels, np.zeros(100), np.full(100, np.nan)])
+    unknown = np.concatenate([labels, labels[:100], np.full(100, np.nan)])
     kept = np.concatenate([labels, np.full(200, np.nan)])
     with_unknown, without = (
         deviations([block(more, y[:, None])], schema("a")) for y in (unknown, kept)
     )
     assert without["a"] == pytest.approx(as_id["a"])
     assert with_unknown["a"] == pytest.approx(as_id["a"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "groups", "factor"),
+    [(2.0, [10, 20, 50, 100], 2), (2.0, [], 2), (0.5, [10, 20, 50, 100], 1), (0.5, [], 1)],
+)
+def test_variances_that_are_too_small_get_a_factor(deviation, groups, factor, monkeypatch):
+    """Those of large effects are, mostly where few groups contain the many ids that matter."""
+    generator = np.random.default_rng(5)
+    small = generator.integers(0, 3000, 12_000)
+    effect = generator.normal(0, deviation, 3000)[small]
+    labels = (generator.random(12_000) < 1 / (1 + np.exp(1 - effect))).astype(np.float64)
+    ids = np.stack([small, *(small // size for size in groups)], axis=1)
+
+    def found():
+        return deviations([block(ids, labels[:, None])], schema("abcde"[: ids.shape[1]]))["a"]
+
+    chosen = found()
+    monkeypatch.setattr(variance_scale, "FACTORS", (1.0,))
+    assert chosen == pytest.approx(found() * factor**0.5)
 
 
 def test_labels_that_are_all_equal_give_the_least_deviation(drawn):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.data.examples import Examples, entries
-from jaxrank.data.statistics.residuals import (
+from jaxrank.data.statistics.prior import variance_scale
+from jaxrank.data.statistics.prior.residuals import (
     Labels,
     Residuals,
     constant_outputs,
@@ -101,7 +102,7 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     the largest of many chance effects would stand out where clicks are rare. Variances are means
     over the binary tasks. That of numbers is at least the mean over features. Features of a single
     id, and tasks whose labels are all equal, do not count in a mean. See `_has_pairs` for the
-    pairs, and `_mean_estimate` for the least variances.
+    pairs, `_mean_estimate` for the least variances, and `variance_scale` for a last factor.
 
     Tasks of other kinds have y - p and p (1 - p) of their own; see `residuals`. Each of them has a
     unit of its own, which `Prior.tasks` returns relative to that of the binary tasks, or of the
@@ -118,12 +119,15 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
     has_pairs = not columns
     by_unit: dict[str, list[_Estimate]] = {}
     dispersions = {}
+    binary = []
     for i, task in enumerate(schema.tasks):
         known = prepare_labels(labels[:, i], task.kind)
         if known is None:
             continue
         variances, limits, outputs = _variances(features, known)
-        if task.kind != "binary":
+        if task.kind == "binary":
+            binary.append(known)
+        else:
             dispersions[task.name] = residuals(outputs, known).dispersion
         has_pairs = has_pairs or _has_pairs(columns, known, outputs)
         estimate = _Estimate(variances, limits, _variance_of_numbers(dense, known))
@@ -134,8 +138,14 @@ def prior(blocks: Iterable[Examples], schema: Schema) -> Prior:
         or [_mean_estimate([], features, has_pairs)]
     )
     factor = dict(zip(units, factors, strict=False))
+    deviations = {name: variance**0.5 for name, variance in ids.items()}
+    scale = variance_scale.choose(
+        [variance_scale.Column(*features[name], deviations[name]) for name in features],
+        _standardised(dense) * numbers**0.5,
+        binary,
+    )
     return Prior(
-        {name: variance**0.5 for name, variance in ids.items()},
+        {name: deviation * scale**0.5 for name, deviation in deviations.items()},
         numbers**0.5,
         has_pairs,
         {t.name: factor[_unit(t)] for t in schema.tasks if factor.get(_unit(t), 1.0) != 1},
@@ -302,6 +312,13 @@ def _product_of_halves(
     return float(np.prod(scores, axis=0).sum()), float(np.prod(variances, axis=0).sum())
 
 
+def _standardised(dense: np.ndarray) -> np.ndarray:
+    """Returns the numbers f64[n, k] that vary, with mean 0 and deviation 1."""
+    x = dense.astype(np.float64)
+    x = (x - x.mean(axis=0))[:, x.std(axis=0) > 0]
+    return x / x.std(axis=0)
+
+
 def _variance_of_numbers(dense: np.ndarray, labels: Labels) -> float:
     """Returns the variance of the effects of numbers f32[n, k], per deviation, on a task.
 
@@ -309,10 +326,9 @@ def _variance_of_numbers(dense: np.ndarray, labels: Labels) -> float:
     """
     if not dense.shape[1]:
         return math.nan
-    x = dense[labels.known].astype(np.float64)
-    x = (x - x.mean(axis=0))[:, x.std(axis=0) > 0]
+    x = _standardised(dense[labels.known])
     constant = residuals(constant_outputs(labels), labels)
-    score = (x / x.std(axis=0)).T @ constant.score[labels.known]
+    score = x.T @ constant.score[labels.known]
     information, k = constant.variance.sum(), x.shape[1]
     above = (score**2).sum() / information - k - _STANDARD_ERRORS * (2 * k) ** 0.5
     return float(max(above, 0) / (max(k, 1) * information))
