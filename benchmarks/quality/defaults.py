@@ -57,7 +57,7 @@ SIZES = (  # rows, and fraction of clicks
     (200_000, 0.001),
     (200_000, 0.1),
 )
-LARGE_SIZES = ((600_000, 0.1), (1_000_000, 0.005), (20_000_000, 0.005))
+LARGE_SIZES = ((600_000, 0.1), (1_000_000, 0.005), (2_000_000, 0.1), (20_000_000, 0.005))
 
 
 def of_size(rows: int, rate: float) -> dict[str, Generated]:

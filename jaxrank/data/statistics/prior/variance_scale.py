@@ -7,10 +7,10 @@ import numpy as np
 from jaxrank.data.statistics.prior.residuals import Labels
 
 FACTORS = 1.0, 2.0, 4.0
-_EXAMPLES = 50_000  # at most
+_EXAMPLES = 25_000  # at most
 _STANDARD_ERRORS = 3.0  # by which a larger factor must be better
 _ITERATIONS = 15  # of Newton's method
-_TOLERANCE = 1e-3  # of the norm of the gradient, relative to that at the start
+_TOLERANCE = 1e-2  # of the norm of the gradient, relative to that at the start
 _RADIUS = 10.0, 1000.0  # of the region of trust: at first and at most
 _DEVIATION_OF_CONSTANT = 10.0
 
