@@ -511,7 +511,7 @@ class Config:
     mesh: Mesh = field(Mesh(), help="devices")
 
     def check_run(self) -> None:
-        """Rejects fields of a run that contradict each other. `prepare` needs none of them."""
+        """Rejects fields of a run that contradict each other. `prepare` needs the losses only."""
         if self.batch_size % self.data.shards:
             raise InputError(
                 "batch_size: must be a multiple of data.shards: found"
@@ -526,7 +526,7 @@ class Config:
             )
         self._check_patience()
         self._check_intervals()
-        self._check_losses()
+        self.check_losses()
         if self.data.direct:
             direct.check_kind(self.source and self.source.kind)
 
@@ -550,7 +550,8 @@ class Config:
                     f" eval.{name}={evaluations} and data.valid=''."
                 )
 
-    def _check_losses(self) -> None:
+    def check_losses(self) -> None:
+        """Rejects losses that are unknown, or that do not suit the kinds of the tasks."""
         chosen = {
             task: entry.to_dict() if isinstance(entry, ConfigDict) else entry
             for task, entry in self.task_losses.items()

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import defaults
 from jaxrank.build import Builder
+from jaxrank.config import sections
 from jaxrank.config_files import to_plain
 from jaxrank.data.prepare import passes
 from jaxrank.data.store.reader import Store
@@ -162,8 +163,9 @@ def prepare(config: ConfigDict, output: str | Path, *, report: Report, **options
     """Prepares the raw data of a config. See `passes.prepare` for the options.
 
     Raises:
-        InputError: the config has no source, or see `passes.prepare`.
+        InputError: a field of the config is invalid, it has no source, or see `passes.prepare`.
     """
+    sections(config).check_losses()
     if not to_plain(config.source):
         raise InputError(
             "source: must describe the raw data: found an empty section. Set source.kind and"

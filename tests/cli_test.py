@@ -392,6 +392,13 @@ def test_an_override_of_no_field_of_an_entry_is_rejected(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_prepare_rejects_an_unknown_loss_before_it_reads(tmp_path):
+    args = (f"--config={TINY}", f"--output={tmp_path / 'store'}")
+    with pytest.raises(InputError, match=r"^task_losses.click: must be .* found 'focused'"):
+        cli.run(["prepare", *args, "--config.task_losses.click=focused"])
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_help_of_a_verb_shows_the_fields_of_a_config(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.run(["train", "--help-config"])

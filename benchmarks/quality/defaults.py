@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.defaults --data=../shared/data --workdir=/tmp/defaults
 
-Sets of FURTHER, on which nothing was tuned, are read from the folder of --further, as published.
+Sets of FURTHER are read from the folder of --further, as published.
 With --results it also writes one result per set and metric, as benchmarks/results has them.
 Nothing but the features is set. Each seed is data of its own: other generated effects and rows, or
 another random split of the same rows of a public set into 70% training, 15% validation and 15%
@@ -171,7 +171,7 @@ def main() -> None:
             command += f"--first-seed={args.first_seed} --only={shlex.quote(name)}"
             note = f"{args.seeds} seeds; in brackets half of the 95% interval; C chosen on"
             note += " validation, both scored on test"
-            is_untuned = name in FURTHER or "not tuned" in name
+            is_untuned = "not tuned" in name or (name in FURTHER and "tuned on" not in name)
             common = dict(
                 workload=name,
                 program="defaults, not tuned on" if is_untuned else "defaults",

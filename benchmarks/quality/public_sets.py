@@ -1,7 +1,7 @@
 """Public sets of the benchmark of defaults: their features, and random splits.
 
-`PUBLIC` are the sets of ../shared/data. `FURTHER` are sets on which nothing was tuned, chosen
-before anything was measured on them, in files as they were published.
+`PUBLIC` are the sets of ../shared/data. `FURTHER` are sets in files as they were published, chosen
+before anything was measured on them. The defaults were tuned on those whose names say so.
 """
 
 import csv
@@ -22,7 +22,7 @@ PUBLIC = {"avazu": True, "open_bandit": True, "criteo": True, "ml1m": False, "ml
 
 
 class Further(NamedTuple):
-    """A public set on which nothing was tuned, in text files as published.
+    """A public set in text files as published.
 
     files: pattern of their names in the folder of --further.
     label: its column. A row is positive if it has the value `positive`.
@@ -51,7 +51,9 @@ FURTHER = {
         + ("advertiser", "price"),
         delimiter=" ",
     ),
-    "Access requests, Amazon": Further("amazon_access/train.csv", label="ACTION", positive="0"),
+    "Access requests, Amazon, tuned on": Further(
+        "amazon_access/train.csv", label="ACTION", positive="0"
+    ),
     "Bank marketing, UCI": Further(
         "bank-full.csv",
         label="y",

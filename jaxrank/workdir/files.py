@@ -162,15 +162,16 @@ def load_config(workdir: Path) -> ConfigDict:
     """Loads the config of the run in `workdir`.
 
     Raises:
-        InputError: there is no run, or its model is not registered.
+        InputError: there is no run, its model is not registered, or a field has another type.
     """
-    tree = renames.config(_read(workdir / "config.json"))
+    path = workdir / "config.json"
+    tree = renames.config(_read(path))
     try:
         return from_plain(tree)
     except InputError as error:
-        raise InputError(
-            f"{workdir / 'config.json'}: {error}{user_code.advice(workdir)}"
-        ) from error
+        raise InputError(f"{path}: {error}{user_code.advice(workdir)}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: must be the config of a run, as saved: {error}") from error
 
 
 def find_config(workdir: str | Path) -> ConfigDict | None:

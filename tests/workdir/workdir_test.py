@@ -321,3 +321,13 @@ def test_a_run_resumes_under_a_version_that_has_more_fields(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(InputError, match=r"model.mlp_units: 5, now \[256, 128\]"):
         workdir.check_config(tmp_path, c)
+
+
+@pytest.mark.parametrize(("path", "value"), [("eval.batch_size", "many"), ("eval", 3)])
+def test_the_config_of_a_run_with_fields_of_another_type_is_named(tmp_path, path, value):
+    section, _, name = path.partition(".")
+    written = to_plain(default())
+    written[section] = written[section] | {name: value} if name else value
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(InputError, match=r"config.json: must be the config of a run, as saved: "):
+        workdir.load_config(tmp_path)
