@@ -31,6 +31,8 @@ from jaxrank.task_losses import loss_name
 
 MAX_SMALL = 1_000_000  # examples
 _ESTIMATED_FROM = 300_000  # examples
+# Of a large machine: rare ids have too few examples among fewer. Limited by memory, too.
+_ESTIMATED_FROM_LARGE, _MAX_VALUES = 3_000_000, 60_000_000
 _STEPS_PER_EPOCH = 100  # from which on batches grow with the data
 _BATCHES = 256, 4096
 _STEPS = 480  # of a factorization machine, within its range of epochs
@@ -88,19 +90,28 @@ class Data(NamedTuple):
 def measure_data(split: Split, schema: Schema, order: str) -> Data:
     """Returns the properties of a training split.
 
-    Process 0 estimates the effects of features from some blocks and sends them to all processes.
+    Process 0 estimates the effects of features from some blocks and sends them to all processes. It
+    reads more of them where the model may be a factorization machine of more than `MAX_SMALL`
+    examples.
 
     Args:
         order: the field of `config.data`.
     """
 
+    def sample(examples: int) -> Prior:
+        stride = -(-split.rows // examples)
+        blocks = map(split.read_block, range(0, len(split.block_rows), stride))
+        return effects.prior(blocks, schema)
+
     def prior() -> Prior:
         estimated = Prior({}, 1.0)
         with processes.together():
             if processes.is_first():
-                stride = -(-split.rows // _ESTIMATED_FROM)
-                blocks = map(split.read_block, range(0, len(split.block_rows), stride))
-                estimated = effects.prior(blocks, schema)
+                estimated = sample(_ESTIMATED_FROM)
+                if split.rows > MAX_SMALL and not estimated.has_pairs:
+                    columns = len(schema.id_columns) + len(schema.ragged) + len(schema.dense)
+                    most = min(_ESTIMATED_FROM_LARGE, _MAX_VALUES // columns)
+                    estimated = sample(max(most, _ESTIMATED_FROM))
         ids = {name: _rounded(deviation) for name, deviation in estimated.ids.items()}
         tasks, dispersions = (
             {name: _rounded(factor) for name, factor in by_task.items()}
