@@ -85,9 +85,10 @@ def runs(context: Context) -> Runs:
     if not names:
         return Outcome(Table(_COLUMNS, []), conclusion=["No run with all features has finished."])
     effects = {group: _effects(by_group[group], by_group[FULL], names) for group in groups}
-    order = sorted(
+    order = sorted(  # the groups that the model needs most first
         (group for group, effect in effects.items() if effect),
-        key=lambda group: -effects[group][names[0]].value,
+        key=lambda group: effects[group][names[0]].value,
+        reverse=not tuning.is_higher_better(names[0]),
     )
     rows = [
         _row(group, groups[group], name, by_group, effects[group][name])
@@ -231,7 +232,9 @@ def _conclusion(
     first, last = order[0], order[-1]
     text = f"Leaving out {first} changes {name} by {change(first)}"
     if last != first:
-        text += f", the most of {len(order)} groups, and leaving out {last} by {change(last)}"
+        text += (
+            f", the worst change of {len(order)} groups, and leaving out {last} by {change(last)}"
+        )
     return [
         f"{text}.",
         "This does not add up over groups: similar features cost little one by one and may cost"
@@ -253,4 +256,10 @@ def _notes(
     ]
 
 
-STUDY = Study("ablation", "what each feature or group of features adds to the model", Options, runs)
+STUDY = Study(
+    "ablation",
+    "what each feature or group of features adds to the model",
+    Options,
+    runs,
+    compares_metrics=True,
+)

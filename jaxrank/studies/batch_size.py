@@ -5,7 +5,7 @@
 3. At each batch size, the best of these, the best without averaged weights and the rule of the
    config run with the other seeds.
 
-Losses are compared with the base batch size at equal seeds.
+The first metric is compared with the base batch size at equal seeds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +88,7 @@ def runs(context: Context) -> Runs:
 def _best(
     results: Mapping[Case, list[RunResult]], batch: int, *, with_averages: bool = True
 ) -> Case:
-    """Returns the synchronous case with the smallest loss, of those with the most runs.
+    """Returns the synchronous case with the best first metric, of those with the most runs.
 
     with_averages: include averaged weights, which need a second copy of the tables.
     """
@@ -115,13 +115,16 @@ def _finalists(
 
 
 def _relative(results: Sequence[RunResult], base: Sequence[RunResult]) -> run_intervals.Interval:
-    """Returns the increase of the loss over that of the base with equal seeds, in percent."""
+    """Returns the increase of the first metric over the base with equal seeds, in percent.
+
+    Pairs whose base has a metric of 0 are left out, because no percentage is defined there.
+    """
     pairs = [
-        (tuning.loss(result), tuning.loss(other))
+        (tuning.first_value(result), tuning.first_value(other))
         for result, other in zip(results, base, strict=False)
         if result.is_done and other.is_done
     ]
-    return run_intervals.mean([100 * (loss / other - 1) for loss, other in pairs])
+    return run_intervals.mean([100 * (value / other - 1) for value, other in pairs if other])
 
 
 def _speed(results: Sequence[RunResult]) -> float | None:
@@ -144,7 +147,7 @@ def _table(
         "ema",
         "seeds",
         *names,
-        "loss against base, %",
+        f"{names[0]} against base, %",
         "low",
         "high",
         "examples/s",
@@ -279,5 +282,9 @@ def _notes(
 
 
 STUDY = Study(
-    "batch-size", "logloss, AUC and throughput over batch sizes at equal examples", Options, runs
+    "batch-size",
+    "logloss, AUC and throughput over batch sizes at equal examples",
+    Options,
+    runs,
+    compares_metrics=True,
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank.errors import InputError, StoppedError
 from jaxrank.report import Report
 from jaxrank.studies.execution import executor
@@ -186,14 +187,17 @@ def run(
         The content of NAME.json. With "error", the error of a study some of whose runs failed.
 
     Raises:
-        InputError: the options are invalid, or there are several jobs, and devices that only one
-            process can open.
+        InputError: the options are invalid, the study compares metrics and the config names no
+            validation split, or there are several jobs, and devices that only one process can open.
         InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
     """
     outcomes.check_directory(workdir, study.name)
     directories = Directories(config, workdir, command)
     context = Context(config, options, report, command_overrides(command), config_name(command))
-    next(study.runs(context))  # invalid options are errors before anything is written
+    # An invalid config and invalid options are errors before anything is written.
+    if study.compares_metrics:
+        configs.check_validated(config, f"the study {study.name}", "whose metrics it compares")
+    next(study.runs(context))
     failed: dict[str, RunResult] = {}
     try:
         with executor.opened(

@@ -275,4 +275,5 @@ STUDY = Study(
     "standard deviation of the result between runs, synchronous and asynchronous",
     Options,
     runs,
+    compares_metrics=True,
 )

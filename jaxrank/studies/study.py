@@ -185,12 +185,14 @@ class Study:
     options: a dataclass whose fields are declared by `validate.field`. They become flags: a field
         of int, float, str, bool, or a tuple of int, float or str, which is given as "1,2". The flag
         of a tuple that may be given as its `single` entry is repeated, once for each entry.
+    compares_metrics: whether results depend on metrics of `data.valid`, which the config must name.
     """
 
     name: str
     help: str
     options: type
     runs: Callable[[Context], Runs]
+    compares_metrics: bool = False
 
 
 def short_name(path: str) -> str:

@@ -79,7 +79,7 @@ class Round:
     results: dict[str, list[RunResult]] = dataclasses.field(default_factory=dict)
 
     def order(self) -> list[str]:
-        """Returns the points with a finite loss, the best first."""
+        """Returns the points with a finite first metric, the best first."""
         losses = {name: tuning.mean_loss(results) for name, results in self.results.items()}
         return sorted(
             (name for name, loss in losses.items() if math.isfinite(loss)), key=losses.__getitem__
@@ -179,16 +179,16 @@ def _valid(of_round: Round) -> list[str]:
     """Returns the order of the points.
 
     Raises:
-        InputError: no point has a finite loss.
+        InputError: no point has a finite first metric.
     """
     points = {name: results for name, results in of_round.results.items() if name != CONFIG}
     losses = [tuning.mean_loss(results) for results in points.values()]
     if not any(map(math.isfinite, losses)):
         errors = [r.error for results in points.values() for r in results if not r.is_done]
-        first = errors[0] if errors else "the loss is not finite."
+        first = errors[0] if errors else "its first metric is not finite."
         raise InputError(
             f"--range: must have a valid point: found {len(points)} points, and none has a finite"
-            f" loss. The first: {first}"
+            f" first metric. The first: {first}"
         )
     return of_round.order()
 
@@ -203,7 +203,7 @@ def _table(
         "examples",
         "runs",
         *metrics,
-        "loss against config",
+        f"{metrics[0]} against config",
         "low",
         "high",
     )
@@ -241,16 +241,16 @@ def _cell(value: Any) -> Any:
 
 
 def _change(of_round: Round, name: str) -> run_intervals.Interval:
-    """Returns the change of the loss from the config to a point, over equal seeds."""
+    """Returns the change of the first metric from the config to a point, over equal seeds."""
     unchanged = of_round.results.get(CONFIG, [])
     pairs = [
-        (tuning.loss(r), tuning.loss(c))
+        (tuning.first_value(r), tuning.first_value(c))
         for r, c in zip(of_round.results[name], unchanged, strict=False)
-        if math.isfinite(tuning.loss(r)) and math.isfinite(tuning.loss(c))
+        if math.isfinite(tuning.first_value(r)) and math.isfinite(tuning.first_value(c))
     ]
     if name == CONFIG or not pairs:
         return run_intervals.Interval(math.nan, math.nan, math.nan)
-    return run_intervals.mean([loss - other for loss, other in pairs])
+    return run_intervals.mean([value - other for value, other in pairs])
 
 
 def _panels(
@@ -267,7 +267,8 @@ def _panels(
             label = f"finalists, {share}" if i == len(rounds) - 1 else share
             values = [specs.points[name][r.path] for name in names]
             x = list(map(str, values)) if r.scale == "choices" else values
-            y = [tuning.mean_loss(of_round.results[name]) for name in names]
+            results = [of_round.results[name] for name in names]
+            y = [run_intervals.mean(list(map(tuning.first_value, of))).value for of in results]
             series.append(Series(label, x, y, style="points"))
         x_scale = "log" if r.scale == "log" else "linear"
         panels.append(Panel(r.path, r.path, metric, series, x_scale=x_scale))
@@ -278,11 +279,12 @@ def _conclusion(rounds: Sequence[Round], metric: str, specs: _Specs) -> list[str
     last = rounds[-1]
     best, count = last.order()[0], len(last.results) - 1
     finalists = f"{count} finalist{'s' * (count > 1)}"
+    better, top = ("higher", "highest") if tuning.is_higher_better(metric) else ("lower", "lowest")
     if best == CONFIG:
-        first = f"None of {finalists} has a lower mean {metric} than the config"
+        first = f"None of {finalists} has a {better} mean {metric} than the config"
     else:
         change = _change(last, best)
-        first = f"Of {finalists}, {best} has the lowest mean {metric}"
+        first = f"Of {finalists}, {best} has the {top} mean {metric}"
         if not math.isnan(change.value):
             first += f", {change.text()} against the config"
     first += f", and the search drew {len(specs.points)} points."
@@ -293,4 +295,10 @@ def _conclusion(rounds: Sequence[Round], metric: str, specs: _Specs) -> list[str
     ]
 
 
-STUDY = Study("sweep", "search for the best values in declared ranges", Options, runs)
+STUDY = Study(
+    "sweep",
+    "search for the best values in declared ranges",
+    Options,
+    runs,
+    compares_metrics=True,
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxrank import config_files
 from jaxrank.errors import InputError
+from jaxrank.metrics.registry import metric_named
 from jaxrank.studies.study import RunResult, RunSpec
 
 _SECTIONS = ("dense", "tables")
@@ -64,10 +65,28 @@ def rates(fields: Mapping[str, Any], point: Point, factor: float) -> dict[str, A
     return overrides
 
 
+def is_higher_better(metric: str) -> bool:
+    """Returns the direction of a metric of a result, such as "click/ndcg@10"."""
+    return metric_named(metric.rpartition("/")[2]).higher_is_better
+
+
+def first_value(result: RunResult) -> float:
+    """Returns the first metric, by which runs are compared. NaN for a run that failed.
+
+    It is the loss of the first task, or its NDCG if that task is trained by ranking alone.
+    """
+    return next(iter(result.metrics.values()), math.nan)
+
+
 def loss(result: RunResult) -> float:
-    """Returns the first metric, the loss of the first task. Infinite for a run that failed."""
-    value = next(iter(result.metrics.values()), math.inf)
-    return value if math.isfinite(value) else math.inf
+    """Returns what the search minimises: the first metric, negated if higher is better.
+
+    Infinite for a run that failed.
+    """
+    value = first_value(result)
+    if not math.isfinite(value):
+        return math.inf
+    return -value if is_higher_better(next(iter(result.metrics))) else value
 
 
 def mean_loss(results: Sequence[RunResult]) -> float:

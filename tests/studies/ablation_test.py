@@ -1,5 +1,7 @@
 """The study of left-out features: its groups and pairs, and what it concludes."""
 
+import dataclasses
+
 import pytest
 import tiny
 from driving import drive, resolved, rows_when_stopped
@@ -58,7 +60,7 @@ def test_groups_are_compared_with_the_full_model_seed_by_seed():
     assert rows[5]["difference"] == pytest.approx(-0.0101)
     assert (failed["runs"], failed["full"]) == (2, pytest.approx(0.5))  # of seeds 0 and 2
     assert "Leaving out ids changes click/logloss by +0.01 (" in outcome.conclusion[0]
-    assert "the most of 5 groups, and leaving out l1 by -0.001" in outcome.conclusion[0]
+    assert "the worst change of 5 groups, and leaving out l1 by -0.001" in outcome.conclusion[0]
     assert "leave them out as a group" in outcome.conclusion[1]
     assert outcome.notes[0] == "3 of 5 intervals of click/logloss contain 0."
     assert [panel.y_label for panel in outcome.panels] == [
@@ -117,3 +119,17 @@ def test_the_features_of_a_study_are_those_that_its_model_reads(store, tmp_path)
     config.features.skip = ("c1", "l*")
     run = RunInput(to_plain(config), str(store), {}, tmp_path)
     assert KINDS["resolve"](run)["values"]["features"] == ["f0", "f1", "f2", "c0"]
+
+
+def test_the_group_that_the_model_needs_most_is_first_where_higher_is_better():
+    def ranked(spec):
+        result = answer(spec)
+        metrics = {"click/ndcg@10": 1 - result.metrics.get("click/logloss", 0), "click/mrr": 0.5}
+        return dataclasses.replace(result, metrics=metrics if result.is_done else {})
+
+    options = ablation.Options(group=("c0", "l1", "f0"), runs=2)
+    context = Context(tiny.config(), options, lambda text: None)
+    outcome, _ = drive(ablation.runs(context), ranked)
+    assert [row[0] for row in outcome.table.rows[:3]] == ["c0", "f0", "l1"]
+    assert "Leaving out c0 changes click/ndcg@10 by -0.01" in outcome.conclusion[0]
+    assert "worst change of 3 groups, and leaving out l1 by +0.001" in outcome.conclusion[0]

@@ -1,5 +1,6 @@
 """The study of batch sizes: which runs it asks for, and what it concludes."""
 
+import dataclasses
 import math
 
 import pytest
@@ -12,6 +13,8 @@ from jaxrank.errors import InputError
 from jaxrank.studies import batch_size, batch_size_cases
 from jaxrank.studies.study import Context, RunResult
 from jaxrank.validate import parse
+
+LOSS = "click/logloss"
 
 
 def answer(spec):
@@ -55,7 +58,7 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     rule = "sqrt+sqrt_linear"
     row = dict(zip(outcome.table.columns, rows["synchronous", 1024, 12, rule, 0, 0], strict=True))
     assert row["seeds"] == 3
-    assert row["loss against base, %"] == pytest.approx(0.1 * 3 * 2)
+    assert row["click/logloss against base, %"] == pytest.approx(0.1 * 3 * 2)
     assert row["click/logloss"] == pytest.approx(0.401 * 1.006)
     assert rows["synchronous", 1024, 12, "none", 0, 0][6] == 1
     first, second = outcome.conclusion
@@ -71,6 +74,31 @@ def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_example
     assert "95% of its largest value at batch size 512" in saturation
     assert "--config.optim.dense.scaling=sqrt" in outcome.best_overrides
     assert "--config.batch_size=1024" in outcome.best_overrides
+
+
+def test_the_highest_metric_is_best_where_higher_is_better():
+    def ranked(spec):
+        result = answer(spec)
+        if spec.kind == "resolve":
+            return result
+        return dataclasses.replace(result, metrics={"click/ndcg@10": 1 - result.metrics[LOSS]})
+
+    options = batch_size.Options(
+        batch_sizes=(1024,), base=128, rules=("none", "sqrt"), workers=0, runs=2, tune_rounds=0
+    )
+    context = Context(tiny.config(), options, lambda text: None)
+    outcome, batches = drive(batch_size.runs(context), ranked)
+    assert "The best values at 1,024 are sqrt, warm-up 0.1, ema_decay 0.99." in outcome.notes[0]
+    assert "--config.optim.dense.scaling=sqrt" in outcome.best_overrides
+    finalists = {spec.name for spec in batches[-1] if "-1024-" in spec.name}
+    assert "sync-1024-sqrt-warmup0.1-ema0.99-seed1" in finalists
+    assert not any("-none-" in name for name in finalists)
+    rows = [dict(zip(outcome.table.columns, row, strict=True)) for row in outcome.table.rows]
+    rule = next(r for r in rows if r["rule"] == "none" and not r["warm-up"] and not r["ema"])
+    change = rule["click/ndcg@10"] / 0.6 - 1  # the metric falls, which is worse
+    assert rule["click/ndcg@10 against base, %"] == pytest.approx(100 * change)
+    assert change < 0
+    assert "click/ndcg@10 at batch size 1,024 changes against 128 by -" in outcome.conclusion[0]
 
 
 def test_a_batch_that_the_shards_do_not_divide_is_rejected():

@@ -345,3 +345,19 @@ def test_invalid_usage_is_rejected_before_the_workdir_is_made(tmp_path, name, fl
     with pytest.raises(InputError, match=message):
         cli.run(["study", name, f"--config={TINY}", f"--workdir={tmp_path / 'x'}", flag])
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["ablation", "batch-size", "stability", "sweep"])
+@pytest.mark.parametrize("valid", ["", "next_day"])
+def test_studies_of_metrics_need_a_validation_split_before_the_workdir_is_made(
+    tmp_path, name, valid
+):
+    message = rf"the study {name}: data.valid must name a split, .*: found '{valid}'"
+    with pytest.raises(InputError, match=message):
+        cli.run(
+            [
+                *("study", name, f"--config={TINY}", f"--config.data.valid={valid}"),
+                f"--workdir={tmp_path / 'x'}",
+            ]
+        )
+    assert not (tmp_path / "x").exists()

@@ -123,6 +123,18 @@ def test_a_search_ends_where_no_neighbour_is_better_and_failed_rates_are_worst()
     assert (points, batches) == ({"sync": (0, 0)}, [])
 
 
+def test_a_search_finds_the_highest_metric_where_higher_is_better():
+    def ranked(spec):
+        result = answer(spec)
+        return dataclasses.replace(
+            result, metrics={"click/ndcg@10": 1 - result.metrics["click/logloss"]}
+        )
+
+    fields = flatten(resolved(tiny.config())["config"])
+    search = tuning.tuned({"sync": RunSpec("sync")}, fields, factor=2.0, rounds=9)
+    assert drive(search, ranked)[0] == {"sync": (1, -2)}
+
+
 @pytest.mark.parametrize(("steps", "expected"), [(0, None), (40, 40), (100, None), (200, None)])
 def test_runs_are_no_longer_than_those_of_the_config(steps, expected):
     options = stability.Options(runs=2, workers=(5,), steps=steps, tune_rounds=0)

@@ -1,6 +1,7 @@
 """The study of searches: its ranges, rounds and finalists."""
 
 import argparse
+import dataclasses
 import math
 
 import pytest
@@ -64,10 +65,10 @@ def test_points_fall_as_examples_rise_and_finalists_run_with_equal_new_seeds():
     assert distance[best["point"]] == min(distance.values())
     config = next(row for row in rows if row["point"] == "config")
     assert (best["runs"], config["runs"], rows[-1]["runs"]) == (3, 3, 0)
-    assert best["loss against config"] == pytest.approx(
+    assert best["click/logloss against config"] == pytest.approx(
         best["click/logloss"] - config["click/logloss"]
     )
-    assert best["low"] < best["loss against config"] < best["high"] < 0
+    assert best["low"] < best["click/logloss against config"] < best["high"] < 0
     assert f"--config.{RATE}={best[RATE]!r}" in outcome.best_overrides
     assert any(flag.startswith("--config.model.mlp_units=(") for flag in outcome.best_overrides)
     assert f"Of 2 finalists, {best['point']} has the lowest mean" in outcome.conclusion[0]
@@ -111,6 +112,28 @@ def test_the_config_wins_where_no_point_is_better():
         in outcome.conclusion[0]
     )
     assert outcome.best_overrides == []
+
+
+def test_the_highest_metric_wins_where_higher_is_better():
+    def ranked(spec):
+        result = answer(spec)
+        loss = result.metrics.get("click/logloss", 0)
+        metrics = {"click/ndcg@10": 1 - loss, "click/mrr": 1 - loss} if result.is_done else {}
+        return dataclasses.replace(result, metrics=metrics)
+
+    outcome, batches = driven(ranked, range=[f"{RATE}=1e-4|1e-3|1e-2"], points=9, finalists=1)
+    best, config = (
+        dict(zip(outcome.table.columns, r, strict=True)) for r in outcome.table.rows[:2]
+    )
+    assert outcome.best_overrides == [f"--config.{RATE}=0.01"]
+    assert {spec.overrides.get(RATE) for spec in batches[-1]} == {None, 0.01}  # of the search
+    change = best["click/ndcg@10"] - config["click/ndcg@10"]
+    assert best["click/ndcg@10 against config"] == pytest.approx(change)
+    assert change > 0
+    assert f"{best['point']} has the highest mean click/ndcg@10, +0.0" in outcome.conclusion[0]
+    assert outcome.panels[0].series[-1].y == pytest.approx([best["click/ndcg@10"]])
+    outcome, _ = driven(ranked, range=[f"{RATE}=linear:1e-4..2e-4"], points=2)
+    assert "has a higher mean click/ndcg@10 than the config" in outcome.conclusion[0]
 
 
 @pytest.mark.parametrize(
