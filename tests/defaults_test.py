@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from ml_collections import ConfigDict
@@ -291,6 +292,25 @@ def test_a_network_that_is_named_trains_enough_on_few_examples(
     assert (c.optim.dense.base_batch, c.optim.tables.base_batch) == (4096, base_batch)
     c = chosen(config, rows=rows, in_order=True)
     assert (c.num_epochs, c.optim.tables.base_batch) == (1.0, 4096)
+
+
+@pytest.mark.parametrize(
+    ("rows", "has_pairs", "strides"),
+    [(1_000_000, False, [4]), (20_000_000, True, [67]), (20_000_000, False, [67, 7])],
+)
+def test_the_prior_of_a_large_machine_is_of_more_rows(rows, has_pairs, strides, monkeypatch):
+    read = []
+
+    def prior(blocks, schema):
+        read.append(list(blocks))
+        return Prior({}, 1.0, has_pairs)
+
+    monkeypatch.setattr(defaults.effects, "prior", prior)
+    blocks = SimpleNamespace(
+        rows=rows, has_statistics=False, block_rows=[1] * 1000, read_block=lambda i: i
+    )
+    defaults.measure_data(blocks, SCHEMA, "shuffled").prior()
+    assert read == [list(range(0, 1000, stride)) for stride in strides]
 
 
 def test_a_resumed_run_and_one_started_from_it_never_choose_again(store, tmp_path, monkeypatch):

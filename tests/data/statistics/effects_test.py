@@ -163,7 +163,7 @@ def test_lists_unknown_labels_and_missing_ids_are_counted_as_they_are(drawn):
     [(2.0, [10, 20, 50, 100], 2), (2.0, [], 2), (0.5, [10, 20, 50, 100], 1), (0.5, [], 1)],
 )
 def test_variances_that_are_too_small_get_a_factor(deviation, groups, factor, monkeypatch):
-    """Those of large effects are, mostly where few groups contain the many ids that matter."""
+    """Variances of large effects are too small, more so where groups contain the ids."""
     generator = np.random.default_rng(5)
     small = generator.integers(0, 3000, 12_000)
     effect = generator.normal(0, deviation, 3000)[small]
