@@ -188,7 +188,7 @@ def numbers(cells: Cells, must: str = "a finite number or empty") -> np.ndarray:
     kind = cells.column.type
     values = list(cells.values)
     types = set(map(type, values))
-    result = _convert_all(values, types, kind)
+    result = None if kind == "bool" else _convert_all(values, types)
     if result is None:
         result = np.empty(len(values))
         for i, value in enumerate(values):
@@ -258,7 +258,7 @@ class _Parsed(dict[str | None, float]):
 _PARSED = _Parsed()
 
 
-def _convert_all(values: list[Any], types: set[type], kind: str) -> np.ndarray | None:
+def _convert_all(values: list[Any], types: set[type]) -> np.ndarray | None:
     """Converts numbers, or texts of plain digits, without a check of each. None if it cannot."""
     try:
         if types <= {int, float, type(None)}:

@@ -274,6 +274,17 @@ MEANINGS = {
 }
 
 
+@pytest.mark.parametrize("value", [36, "36", 2, "2", 0.5, "0.5"])
+def test_a_number_is_no_boolean(value):
+    from jaxrank_serving.signature import Column
+    from jaxrank_serving.values import numbers
+
+    column = Column("x", "bool", False, "any", True, None, False)
+    assert list(numbers(Cells([True, "false", 1, "0"], column, True))) == [1, 0, 1, 0]
+    with pytest.raises(RequestError, match="context, x: must be a finite number or empty: found"):
+        numbers(Cells([value], column, True))
+
+
 @pytest.mark.parametrize("kind", MEANINGS)
 def test_json_values_mean_what_the_trained_column_makes_of_them(kind):
     from jaxrank_serving.signature import Column

@@ -8,6 +8,7 @@ from jaxrank.data.statistics.prior.residuals import Labels
 
 FACTORS = 1.0, 2.0, 4.0
 _EXAMPLES = 25_000  # at most
+_LEAST_EXAMPLES = 100
 _STANDARD_ERRORS = 3.0  # by which a larger factor must be better
 _ITERATIONS = 15  # of Newton's method
 _TOLERANCE = 1e-2  # of the norm of the gradient, relative to that at the start
@@ -38,9 +39,9 @@ def choose(columns: list[Column], numbers: np.ndarray, tasks: list[Labels]) -> f
         tasks: binary ones, with n labels.
     """
     labels = [task for task in tasks if task.varies()]
-    if not labels or not columns:
-        return 1.0
-    examples = len(labels[0].values)
+    examples = len(numbers)
+    if not labels or not columns or examples < _LEAST_EXAMPLES:
+        return FACTORS[0]
     chosen = np.arange(examples)[:: max(1, -(-examples // _EXAMPLES))]
     best, best_loss = FACTORS[0], np.empty(0)
     for factor in FACTORS:
@@ -49,7 +50,7 @@ def choose(columns: list[Column], numbers: np.ndarray, tasks: list[Labels]) -> f
         loss = np.sum(losses, axis=0)
         if len(best_loss):
             change = loss - best_loss
-            if change.mean() > -_STANDARD_ERRORS * change.std() / len(change) ** 0.5:
+            if change.mean() >= -_STANDARD_ERRORS * change.std() / len(change) ** 0.5:
                 break
         best, best_loss = factor, loss
     return best
