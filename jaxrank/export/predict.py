@@ -3,11 +3,13 @@
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from jaxrank.data import files
@@ -17,7 +19,7 @@ from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.examples import Examples, cut, traffic_weights
 from jaxrank.data.keyed_hash import pseudonymise, read_key
 from jaxrank.data.ragged import places_of_lists
-from jaxrank.data.rejects import Rejects
+from jaxrank.data.rejects import BadRows, Rejects
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.derived import UnknownColumn, add_derived, check_column
 from jaxrank.data.spec.features import FeatureSpec
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 _SPLIT = "input"
 _PIECE = 512
 _TEXT_KINDS = ("csv", "criteo")
+_BOOLEANS = {"true": "1", "1": "1", "false": "0", "0": "0"}
+_NUMBERS = ("int", "uint", "float")
 _ENDS = {".csv": ",", ".tsv": "\t", ".txt": ","}  # delimiters of text of another kind of run
 
 
@@ -77,6 +81,7 @@ def predict_bundle(
     """
     from jaxrank_serving import BundleError, Scorer
     from jaxrank_serving.bundle import open_bundle
+    from jaxrank_serving.values import TEXTS
 
     started = time.perf_counter()
     path = check_output(output)
@@ -106,6 +111,9 @@ def predict_bundle(
     source = make_source(section, spec.named)
     source.check_columns(spec.named)
     encoder = _encoder(signature, scorer.index, spec, key)
+    is_text = section["kind"] in _TEXT_KINDS
+    types = {c.name: c.type for c in signature.columns if not c.is_list} if is_text else {}
+    typed = {name: kind for name, kind in types.items() if kind not in TEXTS}
     tasks = [Task(t.name, t.kind) for t in spec.tasks]
 
     def logits_of(examples: Examples) -> np.ndarray:
@@ -114,7 +122,7 @@ def predict_bundle(
 
     def scored() -> Iterator[tuple[Scored, list[Examples]]]:
         first = 1
-        encoded = _examples(source, spec, encoder)
+        encoded = _examples(source, spec, encoder, typed)
         with ThreadPoolExecutor(threads) as pool:
             for examples in _ahead(encoded) if threads > 1 else encoded:
                 parts = pool.map(logits_of, _pieces(examples))
@@ -196,11 +204,18 @@ class _IndexedVocabulary(Vocabulary):
         return self._index.rows(hashes, UNKNOWN_ROW).astype(np.int32)
 
 
-def _examples(source: Any, spec: FeatureSpec, encoder: Encoder) -> Iterator[Examples]:
-    """Yields the encoded rows of all files in order."""
+def _examples(
+    source: Any, spec: FeatureSpec, encoder: Encoder, typed: Mapping[str, str]
+) -> Iterator[Examples]:
+    """Yields the encoded rows of all files in order.
+
+    Args:
+        typed: {column of text: type of the column in the training data}.
+    """
     rejects = Rejects("error")
 
     def encode(chunk: Chunk) -> Examples:
+        chunk = _as_trained(chunk, typed)
         if spec.derived:
             chunk = derive(spec.derived, chunk, spec.time_format)
         return encoder.encode(chunk)
@@ -210,6 +225,35 @@ def _examples(source: Any, spec: FeatureSpec, encoder: Encoder) -> Iterator[Exam
             _, examples = rejects.attempt(chunk, encode)
             assert examples is not None
             yield examples
+
+
+def _as_trained(chunk: Chunk, typed: Mapping[str, str]) -> Chunk:
+    """Spells text as preparation spelled the values of columns of other types.
+
+    Whole numbers have no fraction, and booleans are 1 and 0.
+
+    Raises:
+        BadRows: a value is no boolean.
+    """
+    batch = chunk.batch
+    for name, kind in typed.items():
+        index = batch.schema.get_field_index(name)
+        if index < 0 or not pa.types.is_string(batch.schema.field(index).type):
+            continue
+        column = batch.column(index)
+        if kind == "bool":
+            lowered = pc.utf8_lower(column)
+            position = pc.index_in(lowered, pa.array(list(_BOOLEANS)))
+            bad = pc.and_(pc.is_null(position), pc.greater(pc.binary_length(lowered), 0))
+            rows = np.flatnonzero(bad.fill_null(False))
+            if len(rows):
+                found = repr(column[int(rows[0])].as_py())
+                raise BadRows(chunk, rows, name, "true, false, 1, 0 or empty", found)
+            column = pc.take(pa.array(list(_BOOLEANS.values())), position)
+        elif kind.startswith(_NUMBERS):
+            column = pc.replace_substring_regex(column, r"^([-+]?\d+)\.0*$", r"\1")
+        batch = batch.set_column(index, name, column)
+    return chunk._replace(batch=batch)
 
 
 def _ahead(items: Iterator[Examples]) -> Iterator[Examples]:

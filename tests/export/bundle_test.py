@@ -29,6 +29,7 @@ from jaxrank.calibration.by_value import ByValue
 from jaxrank.calibration.maps import Calibration, LogitMap
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import Data
+from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import BadRows
@@ -37,6 +38,7 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export import bundle as bundles
 from jaxrank.export import dense_part as dense_parts
+from jaxrank.export import predict as predicts
 from jaxrank.export import signature as signatures
 from jaxrank.export import table_rows, vocabulary_index
 from jaxrank.export.bundle import export_bundle
@@ -238,6 +240,32 @@ def test_the_output_of_a_ranked_task_is_a_score(scorer):
     older = upgraded(tree, 3)["statistics"]
     assert older["scored_rows"] is None
     assert older["tasks"] == [{"task": "click", "metrics": {}}]
+
+
+def test_text_is_spelled_as_values_of_the_trained_type():
+    columns = {
+        "ad": ["30.0", "-7", "0030.00", "", "x"],
+        "rate": ["36.0", "0.5", "1e3", None, "2."],
+        "flag": ["True", "false", "1", "", None],
+        "name": ["30.0", "true", "a", "", None],
+    }
+    typed = {"ad": "int64", "rate": "float32", "flag": "bool", "absent": "bool"}
+
+    def spelled(**changes):
+        arrays = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+        batch = pa.RecordBatch.from_pydict(arrays | changes)
+        return predicts._as_trained(Chunk(batch, "day.csv", np.arange(2, 7)), typed).batch
+
+    assert spelled().to_pydict() == {
+        "ad": ["30", "-7", "0030", "", "x"],
+        "rate": ["36", "0.5", "1e3", None, "2"],
+        "flag": ["1", "0", "1", None, None],
+        "name": columns["name"],
+    }
+    with pytest.raises(InputError, match="day.csv, row 4, column flag: must be true.* found '36'"):
+        spelled(flag=pa.array(["1", "0", "36", "0", ""]))
+    numbers = pa.array([1, 0, 1, 1, 0])
+    assert spelled(flag=numbers)["flag"].equals(numbers)
 
 
 @pytest.mark.parametrize("end", ["csv", "parquet"])
