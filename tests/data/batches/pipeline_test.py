@@ -16,6 +16,7 @@ from checkout import ROOT
 from examples import stack_rows
 from store_blocks import SPEC, write_train
 
+from jaxrank.data import guard
 from jaxrank.data.batches import packing, room
 from jaxrank.data.batches.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.batches.shuffle_order import Order
@@ -732,7 +733,7 @@ def test_a_program_that_each_worker_would_run_again_ends_and_says_why(store, tmp
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert "must start under `if __name__ == '__main__':`, because every worker" in done.stderr
+    assert f"\njaxrank.errors.InputError: data.num_workers: {guard.REMEDY}, because" in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
         "jaxrank.errors.RunError: One of 1 input workers (data.num_workers) ended"
