@@ -3,10 +3,10 @@
 A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples, and on more
 where no pair of features has an effect, the model is a factorization machine with a prior estimated
 from the labels, trained close to its optimum. Otherwise it is the ranker, as it overfits rare ids
-on less. Where ids have many examples each and early
-stopping ends training, it is the ranker with penalised vectors. Another model that is named for so
-few examples has a few epochs at rates that are not reduced for its small batches. The choice
-depends on the data alone, not on devices, and is in the config that a run saves.
+on less. Where ids have many examples each and early stopping ends training, it is the ranker with
+penalised vectors. Another model that is named for so few examples has a few epochs at rates that
+are not reduced for its small batches. The choice depends on the data alone, not on devices, and is
+in the config that a run saves.
 """
 
 import fnmatch
@@ -108,8 +108,8 @@ def measure_data(split: Split, schema: Schema, order: str) -> Data:
         with processes.together():
             if processes.is_first():
                 estimated = sample(_ESTIMATED_FROM)
-                if split.rows > MAX_SMALL and not estimated.has_pairs:
-                    columns = len(schema.id_columns) + len(schema.ragged) + len(schema.dense)
+                if split.rows > MAX_SMALL and not (estimated.has_pairs or schema.ragged):
+                    columns = len(schema.id_columns) + len(schema.dense)
                     most = min(_ESTIMATED_FROM_LARGE, _MAX_VALUES // columns)
                     estimated = sample(max(most, _ESTIMATED_FROM))
         ids = {name: _rounded(deviation) for name, deviation in estimated.ids.items()}

@@ -247,8 +247,8 @@ def _as_trained(chunk: Chunk, typed: Mapping[str, str]) -> Chunk:
             bad = pc.and_(pc.is_null(position), pc.greater(pc.binary_length(lowered), 0))
             rows = np.flatnonzero(bad.fill_null(False))
             if len(rows):
-                found = repr(column[int(rows[0])].as_py())
-                raise BadRows(chunk, rows, name, "true, false, 1, 0 or empty", found)
+                actual = repr(column[int(rows[0])].as_py())
+                raise BadRows(chunk, rows, name, "true, false, 1, 0 or empty", actual)
             column = pc.take(pa.array(list(_BOOLEANS.values())), position)
         elif kind.startswith(_NUMBERS):
             column = pc.replace_substring_regex(column, r"^([-+]?\d+)\.0*$", r"\1")

@@ -92,12 +92,13 @@ def _series(runs: Sequence[RunReport], name: str, axis: str) -> list[Series]:
         return getattr(curve, axis) / unit
 
     for i, run in enumerate(runs):
-        own = color(i)
+        run_color = color(i)
         if (curve := run.history.train.get(name)) and np.isfinite(xs(curve)).any():
             label = f"{run.name}, training"
-            series.append(Series(label, xs(curve), curve.values, own, faint=True))
+            series.append(Series(label, xs(curve), curve.values, run_color, faint=True))
         if (curve := run.history.valid.get(name)) and np.isfinite(xs(curve)).any():
-            series.append(Series(f"{run.name}, validation", xs(curve), curve.values, own))
+            label = f"{run.name}, validation"
+            series.append(Series(label, xs(curve), curve.values, run_color))
     return series
 
 
